@@ -85,7 +85,9 @@ class Runner(Protocol):
         timeout: float,
         env: Mapping[str, str] | None = None,
         max_output: int = MAX_OUTPUT,
-    ) -> Finished: ...  # pragma: no cover - a protocol has no body
+    ) -> Finished:
+        """Run ``argv`` to its end; the arguments and errors are those of :func:`run`."""
+        ...
 
 
 async def run(
@@ -121,7 +123,7 @@ async def run(
     def work() -> None:
         try:
             finished = command.run()
-        except BaseException as error:  # it is re-raised in the caller's task
+        except BaseException as error:  # noqa: BLE001 - re-raised in the caller's task
             failure = error
             deliver(lambda: None if outcome.cancelled() else outcome.set_exception(failure))
         else:
@@ -167,9 +169,7 @@ class _Command:
                 os.set_blocking(pipe.fileno(), False)
                 selector.register(pipe, selectors.EVENT_READ, kept)
             self._read_until_exit(process, selector, deadline)
-        return Finished(
-            process.returncode, out.text(), err.text(), truncated=out.cut or err.cut
-        )
+        return Finished(process.returncode, out.text(), err.text(), truncated=out.cut or err.cut)
 
     def reap(self) -> None:
         """Wait for a killed process that would not go in time; else return at once."""
