@@ -1,0 +1,140 @@
+"""The core as the API sees it: submit, list, info, terminate, remove; and its start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from dstack_shim_contracts.api import TaskConfig, TaskInfo, TaskListItem
+from dstack_shim_contracts.naming import container_name
+
+from dstack_shim.clock import Clock
+from dstack_shim.errors import ShuttingDown, TaskExists
+from dstack_shim.log import EventLog
+from dstack_shim.records import Records
+from dstack_shim.tasks.book import Blocking, Book, Entry
+from dstack_shim.tasks.finish import Finish
+from dstack_shim.tasks.outcomes import Boot
+from dstack_shim.tasks.restore import Restorer
+from dstack_shim.tasks.start import Starter
+from dstack_shim.tasks.step import Step
+from dstack_shim.tasks.task import new_task
+
+T = TypeVar("T")
+
+
+class Core:
+    """All a shim does with tasks, whoever asks and whatever it runs on."""
+
+    def __init__(
+        self,
+        book: Book,
+        records: Records,
+        starter: Starter,
+        finish: Finish,
+        step: Step,
+        restorer: Restorer,
+        blocking: Blocking,
+        boot: Boot,
+        clock: Clock,
+        written_by: str,
+        log: EventLog,
+    ) -> None:
+        self.book = book
+        self.step = step
+        self._records = records
+        self._starter = starter
+        self._finish = finish
+        self._restorer = restorer
+        self._blocking = blocking
+        self._boot = boot
+        self._clock = clock
+        self._written_by = written_by
+        self._log = log
+        self._draining = False
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def restore(self) -> None:
+        """Make what is on the host known again and run the first background step.
+
+        To be awaited before the first request is answered.
+
+        Raises ``EngineError`` and ``StoreError``.
+        """
+        await self._restorer.carry_out(await self._restorer.plan())
+        await self.step.round()
+
+    async def submit(self, config: TaskConfig) -> None:
+        """Accept a task; return once its record is on disk. Its start goes on by itself.
+
+        Raises ``TaskExists``, ``ShuttingDown``, ``StoreError``; nothing is left then.
+        """
+        async with self.book.submit_lock:
+            if self._draining:
+                raise ShuttingDown("the shim is shutting down; submit again when it is back")
+            if config.id in self.book:
+                raise TaskExists(f"task {config.id} is already submitted")
+            config = config.with_defaults()
+            task = new_task(
+                config,
+                container_name(config.name, config.id),
+                boot_id=self._boot.id,
+                now=self._clock.now(),
+                written_by=self._written_by,
+            )
+            assert task.dir is not None
+            await self._blocking(self._records.create, task.dir, task.record)
+            entry = self.book.add(task)
+            entry.start_done.clear()
+        self._log.info("task.submitted", task=config.id, image=config.image_name)
+        self.spawn(self._starter.run(entry, config))
+
+    def list(self) -> tuple[TaskListItem, ...]:
+        """Every known task with its status, in the order they became known."""
+        return tuple(TaskListItem(entry.task.id, entry.task.status) for entry in self.book)
+
+    def info(self, task_id: str) -> TaskInfo:
+        """One task.
+
+        Raises ``TaskNotFound``.
+        """
+        return _info(self.book.get(task_id))
+
+    async def terminate(
+        self, task_id: str, reason: str, message: str, timeout: int
+    ) -> TaskInfo:
+        """End a task; see :meth:`Finish.terminate` for the errors, and ``TaskNotFound``."""
+        entry = self.book.get(task_id)
+        await self._finish.terminate(entry, reason, message, timeout)
+        return _info(entry)
+
+    async def remove(self, task_id: str) -> None:
+        """Take a terminated task away; see :meth:`Finish.remove` for the errors."""
+        await self._finish.remove(self.book.get(task_id))
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run ``work`` to its end even if whoever asked for it goes away."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def drain(self, limit: float) -> None:
+        """Accept nothing new, stop the pulls, and give what is under way ``limit`` seconds.
+
+        A pull that is cut short ends its task with a recorded reason; what is not done in time
+        is left to the restart, as after a crash.
+        """
+        async with self.book.submit_lock:
+            self._draining = True
+        for entry in self.book:
+            if entry.starting:
+                entry.cancel_start("the shim was stopped")
+        if self._running:
+            self._log.info("core.draining", tasks=len(self._running))
+            await asyncio.wait(tuple(self._running), timeout=limit)
+
+
+def _info(entry: Entry) -> TaskInfo:
+    return entry.task.info(entry.progress)

@@ -1,0 +1,245 @@
+"""The background step: brings tasks in line with their containers.
+
+Runs once, completely, before the first request is answered, then for as long as the shim
+serves. One container list a round for all tasks; a container is inspected only when it is not
+running any more. When the list fails nothing changes: unreachable is not dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+from dstack_shim_contracts.statuses import Reason, TaskStatus
+
+from dstack_shim.clock import Clock
+from dstack_shim.engine.protocol import Container, Engine
+from dstack_shim.errors import (
+    ContainerNotFound,
+    EngineError,
+    EngineUnreachable,
+    IllegalTransition,
+    StartFailed,
+    StoreError,
+)
+from dstack_shim.log import EventLog
+from dstack_shim.tasks.book import Book, Entry
+from dstack_shim.tasks.finish import Finish
+from dstack_shim.tasks.outcomes import (
+    LAST_LINES,
+    Boot,
+    Do,
+    outcome_of_exit,
+    outcome_of_gone,
+    outcome_of_unstarted,
+    what_to_do,
+)
+from dstack_shim.tasks.task import Task, advance
+
+_AT_ONCE = 8
+"""Tasks worked on at the same time in one round: a burst of ends must not queue up, nor take
+every connection to the engine."""
+
+Action = Callable[["Entry", Container | None], Coroutine[Any, Any, None]]
+
+
+class Step:
+    """The background step over all tasks of a book."""
+
+    def __init__(
+        self,
+        book: Book,
+        engine: Engine,
+        finish: Finish,
+        adopt: Callable[[tuple[Container, ...]], Coroutine[Any, Any, None]],
+        runner_port: int,
+        boot: Boot,
+        clock: Clock,
+        log: EventLog,
+    ) -> None:
+        self._book = book
+        self._engine = engine
+        self._finish = finish
+        self._adopt = adopt
+        self._runner_port = runner_port
+        self._boot = boot
+        self._clock = clock
+        self._log = log
+        self._engine_lost = False
+        self.wake = asyncio.Event()
+
+    async def run(self, interval: float) -> None:
+        """A round every ``interval`` seconds, or at once when :attr:`wake` is set; never ends."""
+        while True:
+            await self.round()
+            try:
+                await asyncio.wait_for(self.wake.wait(), interval)
+            except asyncio.TimeoutError:
+                pass
+            self.wake.clear()
+
+    async def round(self) -> None:
+        """One round over all tasks. Never raises but when cancelled."""
+        seen_at = self._book.sequence
+        try:
+            listed = await self._engine.list_task_containers()
+        except EngineError as error:
+            if not self._engine_lost:
+                self._log.error("engine.lost", error=error)
+            self._engine_lost = True
+            return
+        if self._engine_lost:
+            self._log.info("engine.back", containers=len(listed))
+        self._engine_lost = False
+        await self._adopt(self._strangers(listed, seen_at))
+        by_id = {container.id: container for container in listed}
+        by_name = {container.name: container for container in listed}
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(entry: Entry) -> None:
+            async with limit:
+                # Checked now, not before waiting: the list tells nothing about a task that
+                # moved after it was asked for (a container made meanwhile would look gone).
+                if not entry.busy and entry.changed_at <= seen_at:
+                    await self._guarded(entry, _container_of(entry.task, by_id, by_name))
+
+        await asyncio.gather(*(one(entry) for entry in self._book))
+        self._book.forget_removals(seen_at)
+
+    def _strangers(self, listed: tuple[Container, ...], seen_at: int) -> tuple[Container, ...]:
+        """Task containers nobody in the book knows: a create that came true after all."""
+        return tuple(
+            container
+            for container in listed
+            if container.task_id not in self._book
+            and not self._book.removed_since(container.task_id, seen_at)
+        )
+
+    async def _guarded(self, entry: Entry, container: Container | None) -> None:
+        """Do what is to be done for one task; one broken task never costs its neighbours."""
+        try:
+            if entry.unsaved:
+                await self._finish.save(entry)
+            do = what_to_do(entry.task, container, self._clock.now(), self._boot)
+            if do is not Do.NOTHING:
+                await self._act(do, entry, container)
+        except (EngineUnreachable, IllegalTransition) as error:
+            # Undecided, or somebody moved the task meanwhile: the next round looks again.
+            self._log.debug("step.undecided", task=entry.task.id, error=error)
+        except (EngineError, StoreError) as error:
+            self._log.warning("step.failed", task=entry.task.id, error=error)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the step for all
+            self._log.exception("step.broken", error, task=entry.task.id)
+
+    async def _act(self, do: Do, entry: Entry, container: Container | None) -> None:
+        actions: Mapping[Do, Action] = {
+            Do.SHOW_RUNNING: self._show_running,
+            Do.ASK_OUTCOME: self._ask_outcome,
+            Do.ASK_WHETHER_GONE: self._ask_whether_gone,
+            Do.START: self._start,
+            Do.END_UNSTARTED: self._end_unstarted,
+            Do.STOP: lambda entry, _: self._finish.stop_and_end(entry),
+            Do.END: lambda entry, _: self._finish.end(entry),
+            Do.RELEASE: lambda entry, _: self._finish.release(entry),
+            Do.EXPIRE: lambda entry, _: self._expire(entry),
+        }
+        await actions[do](entry, container)
+
+    async def _show_running(self, entry: Entry, container: Container | None) -> None:
+        assert container is not None
+        ports = container.ports if container.network_mode != "host" else ()
+        bridge = entry.task.record.config.network_mode == "bridge"
+        if bridge and not any(port.container == self._runner_port for port in ports):
+            # Reported as running it would make servers talk to host port 10999, perhaps to the
+            # runner of another job.
+            message = f"no host port for the runner's port {self._runner_port}"
+            return await self._finish.abandon(entry, Reason.EXECUTOR_ERROR, message)
+        change = partial(
+            advance,
+            status=TaskStatus.RUNNING,
+            step="running",
+            now=self._clock.now(),
+            container_id=container.id,
+            ports=ports,
+        )
+        await self._book.change(entry, change)
+        self._log.info("task.running", task=entry.task.id, container=container.id)
+        return None
+
+    async def _ask_outcome(self, entry: Entry, container: Container | None) -> None:
+        assert container is not None
+        try:
+            details = await self._engine.inspect(container.id)
+        except ContainerNotFound:
+            return  # it vanished since the list: the next round confirms that
+        if details.container.state.alive:
+            return  # it was started again: the next list tells
+        lines = ""
+        if details.exit_code != 0:
+            lines = await self._last_lines(container.id)
+        outcome = outcome_of_exit(entry.task.record, details, lines, self._boot)
+        await self._finish.end(entry, outcome.reason, outcome.message)
+
+    async def _ask_whether_gone(self, entry: Entry, _: Container | None) -> None:
+        """Confirm that a container that is not in the list is nowhere: a list may lag."""
+        task = entry.task
+        try:
+            await self._engine.inspect(task.container_id or task.container_name)
+        except ContainerNotFound:
+            outcome = outcome_of_gone(task.record)
+            await self._finish.end(entry, outcome.reason, outcome.message)
+        else:
+            if not task.container_id:
+                # The name belongs to somebody else, or the list is late; either way no proof.
+                outcome = outcome_of_gone(task.record)
+                await self._finish.abandon(entry, outcome.reason, outcome.message)
+
+    async def _start(self, entry: Entry, container: Container | None) -> None:
+        """Start a container a crash left created: the record says that was intended."""
+        assert container is not None
+        self._log.info("container.started_late", task=entry.task.id, container=container.id)
+        await self._book.change(entry, partial(_found, container_id=container.id))
+        try:
+            await self._engine.start(container.id)
+        except StartFailed as error:
+            lines = await self._last_lines(container.id)
+            await self._finish.abandon(
+                entry, Reason.CONTAINER_EXITED_WITH_ERROR, lines or str(error)
+            )
+        else:
+            self.wake.set()  # the next round sees it run, with its ports
+
+    async def _end_unstarted(self, entry: Entry, container: Container | None) -> None:
+        assert container is not None
+        details = await self._engine.inspect(container.id)
+        outcome = outcome_of_unstarted(entry.task.record, details)
+        await self._finish.end(entry, outcome.reason, outcome.message)
+
+    async def _expire(self, entry: Entry) -> None:
+        await self._book.forget(entry)
+        self._log.info("task.expired", task=entry.task.id)
+
+    async def _last_lines(self, container_id: str) -> str:
+        try:
+            return await self._engine.last_lines(container_id, LAST_LINES)
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            return ""  # some log drivers cannot be read: the exit code still counts
+
+
+def _container_of(
+    task: Task, by_id: Mapping[str, Container], by_name: Mapping[str, Container]
+) -> Container | None:
+    if task.container_id:
+        return by_id.get(task.container_id)
+    # A create whose answer was lost: the name leads to it, the label says whether it is ours.
+    named = by_name.get(task.container_name)
+    return named if named is not None and named.task_id == task.id else None
+
+
+def _found(task: Task, container_id: str) -> Task:
+    return attrs.evolve(task, container_id=container_id)
