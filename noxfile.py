@@ -1,0 +1,145 @@
+"""Every check by its name; `./dev NAME -- arguments` runs one, `./dev test` the ones in TEST.
+
+Sessions use the environment `./dev` made (``.venv``), so nox makes none of its own; only ``fast``
+runs on every Python, in environments of ``tools.interpreters``. Each pytest run leaves its counts
+in ``DSTACK_SHIM_COUNTS`` for the closing line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+from tools import interpreters
+
+nox.options.default_venv_backend = "none"
+nox.options.error_on_missing_interpreters = False
+
+TREE = ["contracts", "shim", "server_ext", "tests", "tools", "noxfile.py"]
+TREE += [name for name in ("benchmarks", "demo") if Path(name).is_dir()]
+SANDBOX = Path("tests/lab/sandbox")
+ENVIRONMENTS = Path("tests/releases/environments.py")
+VERSIONS = [nox.param(version, id=version) for version in interpreters.SUPPORTED]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format."""
+    _run(session, "-m", "ruff", "check", *TREE)
+    _run(session, "-m", "ruff", "format", "--check", *TREE)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict, over everything."""
+    _run(session, "-m", "mypy", *TREE)
+
+
+@nox.session
+@nox.parametrize("version", VERSIONS)
+def fast(session: nox.Session, version: str) -> None:
+    """Tests that need no engine, on each Python; the one of .venv also measures coverage."""
+    if version not in interpreters.interpreters():
+        session.skip(f"this machine has no Python {version}")
+    python = interpreters.environment(version)
+    covered = version == interpreters.RUNNING
+    chosen = session.posargs or ["tests", "--ignore=tests/releases"]
+    _pytest(session, f"fast-{version}", "-m", "not sandbox", *chosen, python=python, cover=covered)
+
+
+@nox.session
+def engine(session: nox.Session) -> None:
+    """Tests on a real Docker Engine and real mounts, in private namespaces."""
+    chosen = session.posargs or ["tests", *_ignore("server", "releases", "conformance", "e2e")]
+    _pytest(session, "engine", "-m", "sandbox", *chosen, sandbox=True, cover=True)
+
+
+@nox.session
+def releases(session: nox.Session) -> None:
+    """Contract tests against the models of dstack's own releases."""
+    _make_release_environments(session)
+    _pytest(session, "releases", *(session.posargs or ["tests/releases"]))
+
+
+@nox.session
+def server(session: nox.Session) -> None:
+    """The plugin in real running dstack servers."""
+    _make_release_environments(session)
+    _pytest(session, "server", *(session.posargs or ["tests/server"]), sandbox=True)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """The black-box suite; `-- --shim FILE` judges another shim."""
+    _pytest(session, "conformance", "tests/conformance", *session.posargs, sandbox=True)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The whole path, told as a timeline."""
+    _make_release_environments(session)
+    _run(session, "demo/run.py", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """dist/dstack-shim, one executable file."""
+    _run(session, "-m", "tools.build_shim", *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Put the coverage of the runs before together and hold it against its bounds."""
+    _run(session, "-m", "tools.coverage_bounds")
+
+
+@nox.session
+def pin(session: nox.Session) -> None:
+    """constraints.txt anew: one version for every Python, with hashes, without an index."""
+    ours = ("dstack-shim", "dstack-shim-contracts", "dstack-shim-server")
+    _run(
+        session,
+        *("-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.10"),
+        *("--generate-hashes", "--no-emit-index-url", "--no-header", "--upgrade"),
+        *(word for name in ours for word in ("--no-emit-package", name)),
+        *("constraints.in", "--output-file", "constraints.txt", *session.posargs),
+    )
+
+
+def _run(session: nox.Session, *arguments: str) -> None:
+    session.run(sys.executable, *arguments, external=True)
+
+
+def _pytest(
+    session: nox.Session,
+    name: str,
+    *arguments: str,
+    python: Path | None = None,
+    sandbox: bool = False,
+    cover: bool = False,
+) -> None:
+    """One pytest run named ``name``. No test at all is a failure: a filter that matches nothing,
+    or a folder that vanished, must not pass unseen.
+    """
+    command = [str(python or sys.executable), "-m"]
+    if cover and "DSTACK_SHIM_COUNTS" in os.environ:  # only whole runs are held against bounds
+        command += ["coverage", "run", "-m"]
+    command += ["pytest", *arguments]
+    if os.environ.get("DSTACK_SHIM_FULL") and "--full" not in arguments:
+        command.append("--full")
+    if sandbox:
+        command = [str(SANDBOX), *command]
+    session.run(*command, external=True, env={"DSTACK_SHIM_RUN": name})
+
+
+def _ignore(*folders: str) -> list[str]:
+    return [f"--ignore=tests/{folder}" for folder in folders]
+
+
+def _make_release_environments(session: nox.Session) -> None:
+    """While the network is there: inside the sandbox's own there is none."""
+    if ENVIRONMENTS.exists():
+        _run(session, str(ENVIRONMENTS))

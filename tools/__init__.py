@@ -1,0 +1,1 @@
+"""What `./dev` and the nox sessions are made of; nothing here is shipped."""
