@@ -1,0 +1,90 @@
+"""Threads for blocking calls to the engine.
+
+Not ``concurrent.futures``: its threads are joined when the interpreter exits, so one call to an
+engine that hangs would keep the shim from going away. These are daemons; a call that was begun
+is never interrupted, only no longer waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Workers:
+    """At most ``size`` threads that take calls in order, started when first needed.
+
+    With ``size`` 1 all short calls come from one thread, which is what crash tests count
+    system calls in.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._started = 0
+        self._outstanding = 0  # calls that wait or run
+        self._lock = threading.Lock()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Do a short call on one of the threads."""
+        outcome, work = _prepare(call)
+        with self._lock:
+            self._outstanding += 1
+            grow = self._started < min(self._outstanding, self._size)
+            self._started += grow
+        if grow:
+            name = f"engine {self._started}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._calls.put(work)
+        return await outcome
+
+    async def run_apart(self, call: Callable[[], T]) -> T:
+        """Do a call that may take long on a thread of its own, so that none waits behind it."""
+        outcome, work = _prepare(call)
+        threading.Thread(target=work, name="engine apart", daemon=True).start()
+        return await outcome
+
+    def close(self) -> None:
+        """Let the threads end; a call under way ends by itself."""
+        with self._lock:
+            for _ in range(self._started):
+                self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            with self._lock:
+                self._outstanding -= 1
+
+
+def _prepare(call: Callable[[], T]) -> tuple[asyncio.Future[T], Callable[[], None]]:
+    """A future for the running loop, and the work that settles it from any thread."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def deliver(settle: Callable[[], None]) -> None:
+        def unless_given_up() -> None:
+            if not outcome.done():
+                settle()
+
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(unless_given_up)
+
+    def work() -> None:
+        if outcome.cancelled():
+            return  # given up before it was begun
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+            failure = error
+            deliver(lambda: outcome.set_exception(failure))
+        else:
+            deliver(lambda: outcome.set_result(result))
+
+    return outcome, work
