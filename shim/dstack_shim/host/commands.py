@@ -40,6 +40,7 @@ MAX_OUTPUT = 1 << 20
 _CHUNK = 1 << 16
 _TICK = 0.05  # s: how late a cancel or an exit with open pipes may be seen
 _DRAIN = 0.5  # s: for output still in the pipes when a child of the command holds them open
+_BUSY = 1.0  # s: for a program that is "busy" because somebody may still write to it
 _REAP = 5.0  # s: a killed process that is stuck in the kernel is no longer waited for
 
 # What execve answers when there is no such program or it is not one for this machine.
@@ -181,21 +182,33 @@ class _Command:
             raise CommandError("a command needs a program")
         program = self._argv[0]
         try:
-            return subprocess.Popen(
-                self._argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=None if self._env is None else dict(self._env),
-                bufsize=0,
-                start_new_session=True,
-            )
+            return self._popen()
         except OSError as error:
             if error.errno in _NOT_A_PROGRAM:
                 raise CommandMissing(f"{program} cannot be run: {error.strerror}") from error
             raise CommandError(f"{program} could not be started: {error}") from error
         except ValueError as error:  # a NUL in an argument or variable
             raise CommandError(f"{program} could not be started: {error}") from error
+
+    def _popen(self) -> subprocess.Popen[bytes]:
+        give_up = time.monotonic() + _BUSY
+        while True:
+            try:
+                return subprocess.Popen(
+                    self._argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=None if self._env is None else dict(self._env),
+                    bufsize=0,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                # A file just written may be open for writing in the child of another thread
+                # for the moment between its fork and its exec.
+                if error.errno != errno.ETXTBSY or time.monotonic() >= give_up:
+                    raise
+            time.sleep(_TICK / 5)
 
     def _read_until_exit(
         self,

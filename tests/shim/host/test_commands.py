@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from dstack_shim.host.commands import (
     Runner,
     run,
 )
+from tests.eventually import eventually, eventually_async
 
 
 def python(code: str) -> list[str]:
@@ -29,13 +29,6 @@ def python(code: str) -> list[str]:
 
 def finish(argv: list[str], timeout: float = 20.0, **options: object) -> Finished:
     return asyncio.run(run(argv, timeout=timeout, **options))  # type: ignore[arg-type]  # options vary
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 def gone(pid: int) -> bool:
@@ -158,7 +151,7 @@ def test_slow_command_is_killed_with_its_children_and_reaped(tmp_path: Path) -> 
 
     parent, child = map(int, pids.read_text().split())
     assert not Path(f"/proc/{parent}").exists(), "neither running nor a zombie"
-    until(lambda: gone(child))
+    eventually(lambda: gone(child))
 
 
 def test_command_that_ignores_sigterm_is_killed_all_the_same() -> None:
@@ -196,13 +189,33 @@ def test_child_left_behind_is_let_be_and_does_not_hold_the_answer(tmp_path: Path
         os.kill(pid, signal.SIGKILL)
 
 
+def test_program_still_open_for_writing_is_tried_again(tmp_path: Path) -> None:
+    """In real life: the child of another thread between its fork and its exec."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho ran\n")
+    program.chmod(0o755)
+    writer = program.open("a")
+    threading.Timer(0.2, writer.close).start()
+
+    assert finish([str(program)]).out == "ran\n"
+
+
+def test_program_that_stays_open_for_writing_is_an_error(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+
+    with program.open("a"), pytest.raises(CommandError, match="Text file busy"):
+        finish([str(program)])
+
+
 def test_cancelled_caller_leaves_no_process(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 600"
 
     async def cancel_midway() -> None:
         task = asyncio.create_task(run(["sh", "-c", script], timeout=600))
-        await asyncio.to_thread(until, pid_file.exists)
+        await eventually_async(pid_file.exists)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -220,7 +233,7 @@ def test_caller_cancelled_before_the_start_leaves_no_process() -> None:
             await task
 
     asyncio.run(cancel_at_once())
-    until(lambda: not any(t.name == "command sleep" for t in threading.enumerate()))
+    eventually(lambda: not any(t.name == "command sleep" for t in threading.enumerate()))
 
 
 def test_caller_cancelled_twice_returns_at_once_and_the_command_still_dies() -> None:
@@ -234,7 +247,7 @@ def test_caller_cancelled_twice_returns_at_once_and_the_command_still_dies() -> 
             await task
 
     asyncio.run(cancel_twice())
-    until(lambda: not any(t.name == "command sleep" for t in threading.enumerate()))
+    eventually(lambda: not any(t.name == "command sleep" for t in threading.enumerate()))
 
 
 def test_many_commands_run_beside_each_other() -> None:
