@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Final
 
 import attrs
-
 from dstack_shim_contracts.statuses import TaskStatus
 from dstack_shim_contracts.wire import left_out_if_empty, left_out_if_none, wire
 

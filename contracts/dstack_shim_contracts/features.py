@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Final
 
 import attrs
-
 from dstack_shim_contracts.api import SHIM
 from dstack_shim_contracts.codec import decode
 from dstack_shim_contracts.errors import BodyError

@@ -11,7 +11,6 @@ from enum import Enum
 from typing import Any, Final, cast
 
 import attrs
-
 from dstack_shim_contracts.api import TaskConfig
 from dstack_shim_contracts.errors import (
     BodyError,
@@ -36,9 +35,6 @@ READER: Final = 1
 
 MAX_RECORD_BYTES: Final = 4 * 1024 * 1024
 """More than any record can need: a submit and a terminate body of 1 MiB each, and room."""
-
-MAX_NESTING: Final = 64
-"""Deepest unknown value kept: what was read must be writable again from any call depth."""
 
 _CREDENTIALS: Final = frozenset({"registry_username", "registry_password"})
 
@@ -180,23 +176,21 @@ class _Head:
 
 def _unknown(members: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
     return {
-        whole_text(key): _kept(item, key, MAX_NESTING)
+        whole_text(key): _kept(item, key)
         for key, item in members.items()
         if fold(key) not in known | _CREDENTIALS
     }
 
 
-def _kept(value: object, path: str, levels: int) -> object:
+def _kept(value: object, path: str) -> object:
     """A copy of an unknown value that can be written again, without credentials."""
-    if levels == 0:
-        raise BodyError(path, f"no value nested deeper than {MAX_NESTING}")
     if isinstance(value, str):
         return whole_text(value)
     if isinstance(value, list):
-        return [_kept(item, path, levels - 1) for item in value]
+        return [_kept(item, path) for item in value]
     if isinstance(value, Mapping):
         return {
-            whole_text(key): _kept(item, path, levels - 1)
+            whole_text(key): _kept(item, path)
             for key, item in value.items()
             if fold(key) not in _CREDENTIALS
         }

@@ -13,7 +13,6 @@ from enum import Enum
 from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin
 
 import attrs
-
 from dstack_shim_contracts.errors import BodyError
 from dstack_shim_contracts.wire import BODY, Wire, whole_text, wire_of
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
-
 from dstack_shim_contracts.api import MAX_BODY_BYTES, TaskConfig
 from dstack_shim_contracts.errors import BodyError
 from dstack_shim_contracts.shapes import unstructure

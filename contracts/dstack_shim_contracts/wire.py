@@ -6,14 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 import attrs
-
 from dstack_shim_contracts.errors import BodyError
 
 BODY: Final = "body"
 """How error messages call the document as a whole."""
 
+MAX_NESTING: Final = 64
+"""Deepest document read; no shape comes near. What was read can be written from any call depth,
+and no interpreter's recursion limit decides what is accepted."""
+
 _WIRE: Final = "wire"
 _LONGEST_EXACT_INTEGER: Final = 640  # the least limit Python may be set to for int(str)
+_STRING_OR_BRACKET: Final = re.compile(r'"(?:[^"\\]+|\\.)*"?|[\[\]{}]', re.DOTALL)
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -70,6 +74,7 @@ def parse_json(raw: bytes | str) -> object:
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
+        _check_nesting(text)
         return json.loads(
             text,
             object_pairs_hook=_last_of_each_key,
@@ -80,8 +85,6 @@ def parse_json(raw: bytes | str) -> object:
         raise BodyError(BODY, f"UTF-8, broken at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise BodyError(BODY, f"JSON, broken at {_position(error)}") from None
-    except RecursionError:
-        raise BodyError(BODY, "JSON, nested less deep") from None
 
 
 def dump_json(document: object) -> bytes:
@@ -93,6 +96,19 @@ def dump_json(document: object) -> bytes:
 def whole_text(text: str) -> str:
     """Replace halves of surrogate pairs with U+FFFD, as Go does: they fit in no UTF-8."""
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def _check_nesting(text: str) -> None:
+    if text.count("[") + text.count("{") <= MAX_NESTING:
+        return
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        if match[0] in "[{":
+            depth += 1
+        elif match[0] in "]}":
+            depth -= 1
+        if depth > MAX_NESTING:
+            raise BodyError(BODY, f"JSON, nested at most {MAX_NESTING} deep")
 
 
 def _position(error: json.JSONDecodeError) -> str:
