@@ -105,16 +105,16 @@ def _value(value: object) -> str:
 
 
 class _LineFormatter(logging.Formatter):
-    converter = time.gmtime
-    default_time_format = "%Y-%m-%dT%H:%M:%S"
-    default_msec_format = "%s.%03dZ"
-
-    def formatException(self, ei: object) -> str:
-        # One event is one line, a trace too: `grep event` must show all of it.
-        return "trace=" + json.dumps(super().formatException(ei))  # type: ignore[arg-type]  # ei is what logging hands over
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return f"{seconds}.{int(record.msecs):03d}Z"
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\n", " ")
+        # One event is one line, its trace too: `grep event` must show all of it.
+        line = f"{self.formatTime(record)} {record.levelname} {record.getMessage()}"
+        if record.exc_info:
+            line += " trace=" + json.dumps(self.formatException(record.exc_info))
+        return line.replace("\n", " ")
 
 
 def open_log(level: int, file: Path | None) -> EventLog:
@@ -132,7 +132,7 @@ def open_log(level: int, file: Path | None) -> EventLog:
     if file is not None:
         handlers.append(logging.FileHandler(file, mode="a", encoding="utf-8"))
     for handler in handlers:
-        handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(_LineFormatter())
         logger.addHandler(handler)
     # The libraries' own warnings are worth a line; their chatter is not.
     logging.lastResort = None

@@ -125,9 +125,10 @@ class Store:
 
         The directory itself may be mounted into a running container and must not move.
         """
-        with _as_store_error("set aside", self._runners / dir / RECORD), _opened(
-            self._runners / dir
-        ) as fd:
+        with (
+            _as_store_error("set aside", self._runners / dir / RECORD),
+            _opened(self._runners / dir) as fd,
+        ):
             for number in range(1, 10_000):
                 name = f"{_DAMAGED}{number}"
                 with suppress(FileNotFoundError):

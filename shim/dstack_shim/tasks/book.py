@@ -7,29 +7,19 @@ step knows that a task moved while it was looking at the containers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator
 
 import attrs
 from dstack_shim_contracts.api import ImagePullProgress
-from dstack_shim_contracts.record import TaskRecord
 from dstack_shim_contracts.statuses import may_become
 
 from dstack_shim.errors import IllegalTransition, StoreError, TaskExists, TaskNotFound
 from dstack_shim.log import EventLog
 from dstack_shim.records import Records
+from dstack_shim.resources.protocol import Blocking
 from dstack_shim.tasks.task import Saving, Task
 
-T = TypeVar("T")
 Change = Callable[[Task], Task]
-
-
-class Blocking(Protocol):
-    """Runs a blocking call off the event loop and waits for it, whatever happens meanwhile."""
-
-    def __call__(self, call: Callable[..., T], /, *args: object) -> Awaitable[T]:
-        """The result of ``call(*args)``."""
-        ...
 
 
 class Entry:

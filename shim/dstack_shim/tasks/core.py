@@ -13,7 +13,8 @@ from dstack_shim.clock import Clock
 from dstack_shim.errors import ShuttingDown, TaskExists
 from dstack_shim.log import EventLog
 from dstack_shim.records import Records
-from dstack_shim.tasks.book import Blocking, Book, Entry
+from dstack_shim.resources.protocol import Blocking
+from dstack_shim.tasks.book import Book, Entry
 from dstack_shim.tasks.finish import Finish
 from dstack_shim.tasks.outcomes import Boot
 from dstack_shim.tasks.restore import Restorer
@@ -101,9 +102,7 @@ class Core:
         """
         return _info(self.book.get(task_id))
 
-    async def terminate(
-        self, task_id: str, reason: str, message: str, timeout: int
-    ) -> TaskInfo:
+    async def terminate(self, task_id: str, reason: str, message: str, timeout: int) -> TaskInfo:
         """End a task; see :meth:`Finish.terminate` for the errors, and ``TaskNotFound``."""
         entry = self.book.get(task_id)
         await self._finish.terminate(entry, reason, message, timeout)

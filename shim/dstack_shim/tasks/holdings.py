@@ -7,7 +7,7 @@ owner; a volume or key that another task still needs stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -15,12 +15,10 @@ from dstack_shim_contracts.record import TaskRecord
 
 from dstack_shim.errors import IllegalTransition, ResourceError
 from dstack_shim.log import EventLog
+from dstack_shim.resources.gpus import GpuLocks
+from dstack_shim.resources.protocol import Claim, Others
 from dstack_shim.tasks.book import Book, Entry
 from dstack_shim.tasks.task import released, with_gpus
-
-Others = Callable[[], Sequence[TaskRecord]]
-"""The records of all other tasks that are not released, as of now. A function, because it must
-be asked under the lock of the thing that is given back: a task submitted meanwhile counts."""
 
 
 class Resource(Protocol):
@@ -28,31 +26,18 @@ class Resource(Protocol):
 
     name: str
 
-    async def acquire(self, record: TaskRecord, others: Others) -> None:
+    async def acquire(self, record: Claim, others: Others) -> None:
         """Take what the record's task needs of this kind.
 
         Raises ``ResourceError`` with the user's words; what was taken by then is given back by
         the release that follows.
         """
 
-    async def release(self, record: TaskRecord, others: Others) -> None:
+    async def release(self, record: Claim, others: Others) -> None:
         """Give back whatever the task has of this kind; having nothing is fine.
 
         Raises ``ResourceError``: it is tried again.
         """
-
-
-class GpuLocks(Protocol):
-    """Who has which GPU."""
-
-    def acquire(self, owner: str, count: int) -> tuple[str, ...]:
-        """Lock ``count`` idle GPUs (-1: all idle ones) for ``owner``, or none.
-
-        Raises ``NoCapacity``.
-        """
-
-    def release(self, owner: str) -> None:
-        """Unlock the owner's GPUs, and nobody else's."""
 
 
 class Holdings:

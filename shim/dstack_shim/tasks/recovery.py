@@ -82,13 +82,13 @@ class Plan:
 
 @attrs.frozen
 class HostFacts:
-    """What the host says of the things records claim.
+    """What the host says of the things doubtful records claim.
 
-    ``marked_keys``: for each user asked about, the public keys on our lines of their
-    authorized_keys, as in a submit body.
+    ``confirmed_keys``: for each directory of :func:`doubtful`, those of its record's keys that
+    stand on our lines of the user's authorized_keys already.
     """
 
-    marked_keys: Mapping[str, frozenset[str]] = attrs.field(factory=dict)
+    confirmed_keys: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
 
 
 def plan(
@@ -122,12 +122,21 @@ def plan(
     return Plan(tuple(set_aside), tuple(restore), tuple(leave))
 
 
-def untrusted_users(found: Iterable[FoundDir]) -> frozenset[str]:
-    """The users whose keys the host must tell before :func:`plan` can judge these records."""
-    return frozenset(
-        item.record.config.host_ssh_user
+def doubtful(
+    found: Iterable[FoundDir], containers: Iterable[Container], home: str
+) -> tuple[FoundDir, ...]:
+    """The directories whose record the job could have written, and that claim host keys."""
+    believed = {
+        name
+        for name, writable_by_job in (_mounted_dir(c, home) for c in containers)
+        if not writable_by_job
+    }
+    return tuple(
+        item
         for item in found
-        if item.record is not None and item.record.config.host_ssh_keys
+        if item.record is not None
+        and item.record.config.host_ssh_keys
+        and item.name not in believed
     )
 
 
@@ -146,8 +155,7 @@ def _one_per_task(
         first, *rest = sorted(group, key=lambda c: (not c.state.alive, c.created, c.id))
         chosen[task_id] = first
         leave += [
-            _left(other, f"task {task_id} is container {first.id[:12]} already")
-            for other in rest
+            _left(other, f"task {task_id} is container {first.id[:12]} already") for other in rest
         ]
     return chosen
 
@@ -211,15 +219,13 @@ def _by_id(
     return by_id
 
 
-def _with_record(
-    found: FoundDir, container: Container, home: str, host: HostFacts
-) -> Restore:
+def _with_record(found: FoundDir, container: Container, home: str, host: HostFacts) -> Restore:
     """A task with both: its record tells what was decided, its container how it stands."""
     assert found.record is not None
     record = found.record
     mounted, writable_by_job = _mounted_dir(container, home)
     if writable_by_job or mounted != found.name:
-        record = _confirmed(record, container, host)
+        record = _confirmed(record, container, host.confirmed_keys.get(found.name, ()))
     decided = record.terminated or record.termination_reason != ""
     gpus = record.gpus if record.gpus is not None else gpus_from_labels(container.labels)
     task = Task(
@@ -236,19 +242,15 @@ def _with_record(
     return Restore(task, () if record.cleaned_up else gpus, why)
 
 
-def _confirmed(record: TaskRecord, container: Container, host: HostFacts) -> TaskRecord:
+def _confirmed(record: TaskRecord, container: Container, keys: tuple[str, ...]) -> TaskRecord:
     """The record as far as container and host bear it out: the job could have written it.
 
     It must not plant a key, unmount what it does not use, or give back a GPU it runs on.
     """
-    config = record.config
-    confirmed = host.marked_keys.get(config.host_ssh_user, frozenset())
     return attrs.evolve(
         record,
         config=attrs.evolve(
-            config,
-            volumes=_mounted_volumes(container),
-            host_ssh_keys=tuple(key for key in config.host_ssh_keys if key in confirmed),
+            record.config, volumes=_mounted_volumes(container), host_ssh_keys=keys
         ),
         gpus=None,
         cleaned_up=record.cleaned_up and not container.state.alive,

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 import attrs
+from dstack_shim_contracts.record import TaskRecord
 
 from dstack_shim.engine.protocol import Container, ContainerDetails, Engine
-from dstack_shim.errors import ContainerNotFound, EngineError, StoreError
+from dstack_shim.errors import ContainerNotFound, EngineError, ResourceError, StoreError
 from dstack_shim.log import EventLog
 from dstack_shim.records import Records
-from dstack_shim.tasks.book import Blocking, Book
-from dstack_shim.tasks.recovery import HostFacts, Plan, Restore, plan, untrusted_users
+from dstack_shim.resources.gpus import GpuLocks
+from dstack_shim.resources.protocol import Blocking
+from dstack_shim.tasks.book import Book
+from dstack_shim.tasks.recovery import HostFacts, Plan, Restore, doubtful, plan
 from dstack_shim.tasks.task import Task, with_gpus
 
-
-class Reservations(Protocol):
-    """Where GPUs are locked again for the tasks that had them."""
-
-    def reserve(self, owner: str, ids: Iterable[str]) -> tuple[str, ...]:
-        """Lock these for ``owner``; return those that another task holds already."""
-
-    def reserve_unknown(self, owner: str) -> None:
-        """Nobody can tell which GPUs ``owner`` has: give out none until somebody can."""
-
-
-KeyCensus = Callable[[frozenset[str]], "dict[str, frozenset[str]]"]
-"""For each of these users, the public keys on our lines of their authorized_keys. Blocks."""
+ConfirmKeys = Callable[[TaskRecord], Awaitable["tuple[str, ...]"]]
+"""Those of the record's keys that stand on our lines of the user's authorized_keys already.
+Raises ``ResourceError``."""
 
 
 class Restorer:
@@ -38,9 +30,9 @@ class Restorer:
         book: Book,
         engine: Engine,
         records: Records,
-        reservations: Reservations,
+        gpus: GpuLocks,
         gpus_of: Callable[[ContainerDetails], tuple[str, ...]],
-        key_census: KeyCensus,
+        confirm_keys: ConfirmKeys,
         blocking: Blocking,
         home: str,
         log: EventLog,
@@ -48,9 +40,9 @@ class Restorer:
         self._book = book
         self._engine = engine
         self._records = records
-        self._reservations = reservations
+        self._gpus = gpus
         self._gpus_of = gpus_of
-        self._key_census = key_census
+        self._confirm_keys = confirm_keys
         self._blocking = blocking
         self._home = home
         self._log = log
@@ -64,8 +56,12 @@ class Restorer:
         # locked), and a record without its container would only be looked at once more.
         found = await self._blocking(self._records.scan)
         containers = await self._engine.list_task_containers()
-        marked = await self._blocking(self._key_census, untrusted_users(found))
-        return plan(found, containers, self._home, HostFacts(marked))
+        confirmed = {
+            item.name: await self._confirmed(item.record)
+            for item in doubtful(found, containers, self._home)
+            if item.record is not None
+        }
+        return plan(found, containers, self._home, HostFacts(confirmed))
 
     async def carry_out(self, todo: Plan) -> None:
         """Do it. One task that cannot be restored never costs another."""
@@ -95,10 +91,12 @@ class Restorer:
         if gpus is None and not task.released:
             gpus = await self._ask_gpus(task)
         if gpus:
-            conflicts = self._reservations.reserve(task.id, gpus)
-            if conflicts:
-                self._log.error("gpus.conflict", task=task.id, gpus=conflicts)
-            task = with_gpus(task, tuple(gpu for gpu in gpus if gpu not in conflicts))
+            reserved = self._gpus.reserve(task.id, gpus)
+            for gpu, owner in reserved.conflicts.items():
+                self._log.error("gpus.conflict", task=task.id, gpu=gpu, owner=owner)
+            if reserved.unknown:
+                self._log.warning("gpus.missing", task=task.id, gpus=reserved.unknown)
+            task = with_gpus(task, reserved.held)
         self._book.add(task)
         self._log.info(
             "task.restored",
@@ -114,9 +112,16 @@ class Restorer:
         except ContainerNotFound:
             return ()
         except EngineError as error:
-            # GPUs that only look free would be given to a second job.
+            # Nobody can tell which are its own, and one that only looks free would be given
+            # to a second job: all that are left are kept until this task is released.
             self._log.error("gpus.unknown", task=task.id, error=error)
-            self._reservations.reserve_unknown(task.id)
+            return self._gpus.idle
+
+    async def _confirmed(self, record: TaskRecord) -> tuple[str, ...]:
+        try:
+            return await self._confirm_keys(record)
+        except ResourceError as error:
+            self._log.error("host_keys.unknown", task=record.id, error=error)
             return ()
 
     async def _discard_output(self, dir: str) -> None:

@@ -8,7 +8,6 @@ change (which refuses to move a task whose end is decided) and, in a pull, withi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import BinaryIO, Protocol
@@ -18,7 +17,6 @@ from dstack_shim_contracts.statuses import Reason, TaskStatus
 
 from dstack_shim.clock import Clock
 from dstack_shim.engine.protocol import (
-    LABEL_HOME,
     ContainerSpec,
     Credentials,
     Engine,
@@ -35,11 +33,15 @@ from dstack_shim.errors import (
     StoreError,
 )
 from dstack_shim.log import EventLog
-from dstack_shim.tasks.book import Blocking, Book, Entry
+from dstack_shim.resources.protocol import Blocking
+from dstack_shim.tasks.book import Book, Entry
 from dstack_shim.tasks.finish import Finish
 from dstack_shim.tasks.holdings import Holdings
 from dstack_shim.tasks.outcomes import LAST_LINES
 from dstack_shim.tasks.task import Task, advance
+
+OpenPullLog = Callable[[str], BinaryIO]
+"""Opens the file of a task directory that takes the raw pull stream. Blocks."""
 
 
 class Recipe(Protocol):
@@ -73,7 +75,7 @@ class Starter:
         holdings: Holdings,
         finish: Finish,
         recipe: Recipe,
-        open_pull_log: Callable[[str], BinaryIO],
+        open_pull_log: OpenPullLog,
         blocking: Blocking,
         clock: Clock,
         home: str,
@@ -159,9 +161,7 @@ class Starter:
         assert entry.task.dir is not None  # a submitted task has one from its first record on
         sink = await self._blocking(self._open_pull_log, entry.task.dir)
         try:
-            await self._engine.pull(
-                config.image_name, credentials, sink, progress, entry.cancel
-            )
+            await self._engine.pull(config.image_name, credentials, sink, progress, entry.cancel)
         finally:
             await self._blocking(sink.close)
         self._log.info("pull.finished", task=entry.task.id, image=config.image_name)

@@ -8,6 +8,7 @@ running any more. When the list fails nothing changes: unreachable is not dead.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
@@ -75,10 +76,8 @@ class Step:
         """A round every ``interval`` seconds, or at once when :attr:`wake` is set; never ends."""
         while True:
             await self.round()
-            try:
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.wake.wait(), interval)
-            except asyncio.TimeoutError:
-                pass
             self.wake.clear()
 
     async def round(self) -> None:

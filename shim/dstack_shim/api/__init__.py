@@ -1,0 +1,1 @@
+"""The HTTP API: bodies in, the core's work, statuses out."""

@@ -1,0 +1,103 @@
+"""Serves the application on a listening socket that is ours, not the server library's.
+
+uvicorn's protocol speaks HTTP; accepting is done here, one ``accept`` per readiness event,
+because a replacement in place hands the listening socket to its successor: clients that were
+not accepted wait in the backlog, and none may be accepted and then dropped (uvicorn's own
+server shows a rare reset at its last drain).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from dstack_shim.errors import StartupError
+
+HOST = "127.0.0.1"
+_BACKLOG = 1024
+
+
+def listen(port: int) -> socket.socket:
+    """The API's listening socket: loopback only.
+
+    Raises ``StartupError`` when the port is taken.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((HOST, port))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise StartupError(f"cannot listen on {HOST}:{port}: {error.strerror}") from error
+    return sock
+
+
+class Server:
+    """Accepts connections on one socket and answers them with one application."""
+
+    def __init__(self, app: Starlette, sock: socket.socket) -> None:
+        self._sock = sock
+        self._config = Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._connecting: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        """Answer from now on; who connected before waits in the backlog and is answered too."""
+        asyncio.get_running_loop().add_reader(self._sock, self._accept)
+
+    def stop_accepting(self) -> None:
+        """Accept nobody new; they wait in the backlog for whoever has the socket next."""
+        asyncio.get_running_loop().remove_reader(self._sock)
+
+    async def drain(self, limit: float) -> None:
+        """Answer what is under way, for at most ``limit`` seconds, then close everything."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit
+        if self._connecting:
+            await asyncio.wait(self._connecting, timeout=limit)
+        for connection in tuple(self._state.connections):
+            connection.shutdown()
+        while self._state.connections and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in tuple(self._state.connections):
+            transport = connection.transport
+            if transport is not None:
+                transport.abort()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._sock.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        connection.setblocking(False)
+        task = asyncio.ensure_future(self._serve(connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        make: Callable[[], asyncio.Protocol] = lambda: H11Protocol(  # noqa: E731
+            self._config, self._state, {}
+        )
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(make, connection)
+        except OSError:
+            connection.close()  # the client is gone again

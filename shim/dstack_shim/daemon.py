@@ -1,0 +1,167 @@
+"""The daemon: wiring, and the order at start and stop. The only place that knows everybody.
+
+Start: home locked → port bound → engine answered → records and containers restored → first
+background step → requests answered. Nothing is written, nor read in order to be changed,
+before lock and port are ours (dstack's own shim holds no lock, but it holds the port).
+
+Stop: accept nobody → answer what is under way, end pulls with a recorded reason → go. What is
+cut short is found by the next start, as after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from datetime import datetime, timezone
+from pathlib import Path
+
+import attrs
+from dstack_shim_contracts.api import Components, HealthcheckResponse, Implementation
+from dstack_shim_contracts.features import FEATURES
+
+from dstack_shim import build
+from dstack_shim.api.app import make_app
+from dstack_shim.api.server import Server, listen
+from dstack_shim.clock import Clock, SystemClock
+from dstack_shim.engine.docker import DockerEngine
+from dstack_shim.engine.protocol import Engine
+from dstack_shim.errors import EngineError, StartupError
+from dstack_shim.home import check_home, lock_home
+from dstack_shim.log import EventLog, open_log, parse_level
+from dstack_shim.settings import Settings
+from dstack_shim.tasks.core import Core
+
+ENGINE_PATIENCE = 4.0
+"""Seconds the engine gets to answer at the start; the supervisor starts us again."""
+STEP_INTERVAL = 1.0
+"""Seconds between background steps."""
+DRAIN = 5.0
+"""Seconds given at a stop to what is under way."""
+FORCED_DRAIN = 0.5
+"""Seconds given when the stop was forced: enough to answer the request that asked for it."""
+
+
+@attrs.frozen
+class Possessions:
+    """What this process holds and a successor takes over: descriptors that outlive ``execve``."""
+
+    socket: socket.socket
+    lock: int
+
+
+async def run(settings: Settings) -> int:
+    """Be the shim until told to stop; returns the exit code.
+
+    Raises ``StartupError`` when this host has no place for it.
+    """
+    home = check_home(settings.home())
+    log = _open_log(settings, home)
+    try:
+        possessions = Possessions(lock=lock_home(home), socket=listen(settings.shim_http_port))
+        log.info("daemon.starting", version=build.version(), pid=os.getpid(), home=home)
+        daemon = Daemon(settings, home, possessions, log)
+        await daemon.run()
+    except StartupError as error:
+        log.error("daemon.not_started", error=error)
+        raise
+    return 0
+
+
+class Daemon:
+    """One running shim. The API sees it as :class:`dstack_shim.api.app.Shim`."""
+
+    tasks: Core
+
+    def __init__(
+        self, settings: Settings, home: Path, possessions: Possessions, log: EventLog
+    ) -> None:
+        self._settings = settings
+        self._home = home
+        self._possessions = possessions
+        self._log = log
+        self._clock: Clock = SystemClock()
+        self._stop = asyncio.Event()
+        self._forced = False
+        self._implementation = Implementation(
+            name=build.IMPLEMENTATION_NAME,
+            version=build.IMPLEMENTATION_VERSION,
+            generation=0,
+            started_at=_rfc3339(self._clock.now()),
+        )
+
+    async def run(self) -> None:
+        """Start, serve until :meth:`shut_down` or a signal, stop."""
+        self._handle_signals()
+        engine = DockerEngine(log=self._log)
+        await self._greet(engine)
+        self.tasks = await self._make_core(engine)
+        await self.tasks.restore()
+        server = Server(make_app(self), self._possessions.socket)
+        server.start()
+        step = asyncio.ensure_future(self.tasks.step.run(STEP_INTERVAL))
+        self._log.info("daemon.serving", port=self._settings.shim_http_port)
+        try:
+            await self._stop.wait()
+        finally:
+            await self._go(server, step, engine)
+
+    def healthcheck(self) -> HealthcheckResponse:
+        """Who answers, and what it promises."""
+        return HealthcheckResponse(
+            service=build.NAME,
+            version=build.version(),
+            features=tuple(FEATURES),
+            implementation=self._implementation,
+        )
+
+    async def components(self) -> Components:
+        """What is installed."""
+        return await self._host.components.list()
+
+    def shut_down(self, *, force: bool) -> None:
+        """Begin to go away; called again it only adds force."""
+        self._log.info("daemon.stopping", force=force)
+        self._forced = self._forced or force
+        self._stop.set()
+
+    async def _greet(self, engine: Engine) -> None:
+        try:
+            info = await asyncio.wait_for(engine.ping(), ENGINE_PATIENCE)
+        except asyncio.TimeoutError as error:
+            raise StartupError(
+                f"the Docker Engine did not answer within {ENGINE_PATIENCE:g} s"
+            ) from error
+        except EngineError as error:
+            raise StartupError(f"no Docker Engine: {error}") from error
+        self._log.info("engine.found", version=info.version, api=info.api_version)
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: self.shut_down(force=False))
+
+    async def _go(self, server: Server, step: asyncio.Future[None], engine: Engine) -> None:
+        limit = FORCED_DRAIN if self._forced else DRAIN
+        server.stop_accepting()
+        step.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await step
+        await asyncio.gather(self.tasks.drain(limit), server.drain(limit))
+        await self._host.close()
+        await engine.close()
+        self._log.info("daemon.stopped")
+
+
+def _open_log(settings: Settings, home: Path) -> EventLog:
+    level = parse_level("--shim-log-level", settings.shim_log_level)
+    try:
+        return open_log(level, home / "shim.log")
+    except OSError as error:
+        raise StartupError(f"cannot open {home / 'shim.log'}: {error.strerror}") from error
+
+
+def _rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
