@@ -17,18 +17,18 @@ def main(argv: list[str] | None = None) -> int:
         invocation = read_invocation(sys.argv[1:] if argv is None else argv, os.environ)
         if invocation.version:
             # Three words, the first our name: servers and older shims parse exactly this.
-            print("dstack-shim version", build.version())
+            print("dstack-shim version", build.version())  # noqa: T201 - the answer
             return 0
         if invocation.help:
-            print(usage())
+            print(usage())  # noqa: T201 - the answer
             return 0
         # Imported late: --version is asked on every component check and must be quick. It is
         # also the first proof of a file fresh from a download, so a broken one fails there.
-        from dstack_shim.daemon import run
+        from dstack_shim.daemon import run  # noqa: PLC0415 - see above
 
         return asyncio.run(run(invocation.settings))
     except ShimError as error:
-        print(f"dstack-shim: {error}", file=sys.stderr)
+        print(f"dstack-shim: {error}", file=sys.stderr)  # noqa: T201 - there may be no log yet
         return 1
 
 

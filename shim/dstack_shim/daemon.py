@@ -15,8 +15,11 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 from dstack_shim_contracts.api import Components, HealthcheckResponse, Implementation
@@ -28,11 +31,21 @@ from dstack_shim.api.server import Server, listen
 from dstack_shim.clock import Clock, SystemClock
 from dstack_shim.engine.docker import DockerEngine
 from dstack_shim.engine.protocol import Engine
+from dstack_shim.engine.workers import Workers
 from dstack_shim.errors import EngineError, StartupError
 from dstack_shim.home import check_home, lock_home
+from dstack_shim.host.commands import run as run_command
+from dstack_shim.instance import Instance, look_around
 from dstack_shim.log import EventLog, open_log, parse_level
+from dstack_shim.recipe import Recipe
+from dstack_shim.resources.gpus import GpuLocks
+from dstack_shim.resources.host_keys import HostKeys
+from dstack_shim.resources.instance_mounts import InstanceMounts
+from dstack_shim.resources.volumes import Volumes
 from dstack_shim.settings import Settings
+from dstack_shim.store import Store
 from dstack_shim.tasks.core import Core
+from dstack_shim.wiring import make_core
 
 ENGINE_PATIENCE = 4.0
 """Seconds the engine gets to answer at the start; the supervisor starts us again."""
@@ -42,6 +55,9 @@ DRAIN = 5.0
 """Seconds given at a stop to what is under way."""
 FORCED_DRAIN = 0.5
 """Seconds given when the stop was forced: enough to answer the request that asked for it."""
+_DISK_WORKERS = 4
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -65,7 +81,7 @@ async def run(settings: Settings) -> int:
         daemon = Daemon(settings, home, possessions, log)
         await daemon.run()
     except StartupError as error:
-        log.error("daemon.not_started", error=error)
+        log.error("daemon.not_started", error=error)  # noqa: TRY400 - no fault of ours: no trace
         raise
     return 0
 
@@ -97,7 +113,9 @@ class Daemon:
         self._handle_signals()
         engine = DockerEngine(log=self._log)
         await self._greet(engine)
-        self.tasks = await self._make_core(engine)
+        instance = await look_around(run_command, self._log)
+        self._components = self._make_components()
+        self.tasks = self._make_core(engine, instance)
         await self.tasks.restore()
         server = Server(make_app(self), self._possessions.socket)
         server.start()
@@ -107,6 +125,38 @@ class Daemon:
             await self._stop.wait()
         finally:
             await self._go(server, step, engine)
+
+    def _make_core(self, engine: Engine, instance: Instance) -> Core:
+        disk = Workers(_DISK_WORKERS)
+        store = Store(self._home, self._log)
+        store.open()
+
+        def blocking(call: Callable[..., T], /, *args: object) -> Awaitable[T]:
+            return disk.run(partial(call, *args))
+
+        recipe = Recipe(
+            instance.container_settings(self._settings, self._home),
+            engine,
+            self._components.runner_version,
+            store.runner_dir,
+        )
+        return make_core(
+            home=self._home,
+            boot=instance.boot,
+            engine=engine,
+            records=store,
+            open_pull_log=store.open_pull_log,
+            recipe=recipe,
+            gpus=GpuLocks(instance.gpu_ids),
+            host_keys=HostKeys(blocking, self._log),
+            other_resources=(
+                Volumes(run_command, blocking, self._log),
+                InstanceMounts(blocking),
+            ),
+            blocking=blocking,
+            clock=self._clock,
+            log=self._log,
+        )
 
     def healthcheck(self) -> HealthcheckResponse:
         """Who answers, and what it promises."""
@@ -119,7 +169,7 @@ class Daemon:
 
     async def components(self) -> Components:
         """What is installed."""
-        return await self._host.components.list()
+        return await self._components.list()
 
     def shut_down(self, *, force: bool) -> None:
         """Begin to go away; called again it only adds force."""
@@ -150,7 +200,6 @@ class Daemon:
         with contextlib.suppress(asyncio.CancelledError):
             await step
         await asyncio.gather(self.tasks.drain(limit), server.drain(limit))
-        await self._host.close()
         await engine.close()
         self._log.info("daemon.stopped")
 

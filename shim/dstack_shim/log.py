@@ -105,13 +105,10 @@ def _value(value: object) -> str:
 
 
 class _LineFormatter(logging.Formatter):
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        return f"{seconds}.{int(record.msecs):03d}Z"
-
     def format(self, record: logging.LogRecord) -> str:
         # One event is one line, its trace too: `grep event` must show all of it.
-        line = f"{self.formatTime(record)} {record.levelname} {record.getMessage()}"
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = f"{seconds}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}"
         if record.exc_info:
             line += " trace=" + json.dumps(self.formatException(record.exc_info))
         return line.replace("\n", " ")

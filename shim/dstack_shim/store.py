@@ -22,8 +22,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dstack_shim_contracts.errors import DamagedRecord, RecordError
-from dstack_shim_contracts.record import TaskRecord, read_record, write_record
+from dstack_shim_contracts.errors import DamagedRecord, RecordError, RecordTooLarge
+from dstack_shim_contracts.record import (
+    MAX_RECORD_BYTES,
+    TaskRecord,
+    read_record,
+    write_record,
+)
 
 from dstack_shim.errors import StoreError
 from dstack_shim.log import EventLog
@@ -34,7 +39,6 @@ _TEMPORARY = "task.json.tmp"
 _DAMAGED = ".task.json.damaged-"
 _NEW = ".new-"
 _TRASH = ".trash-"
-_LARGEST = 1 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not blocking: a FIFO in a file's place must not hang the start.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -61,9 +65,9 @@ class Store:
         with _as_store_error("open", self._runners):
             self._runners.mkdir(mode=0o755, exist_ok=True)
             _flush_directory(self._runners.parent)
-            for entry in sorted(os.listdir(self._runners)):
-                if entry.startswith((_NEW, _TRASH)):
-                    self._delete(self._runners / entry)
+            for entry in sorted(self._runners.iterdir()):
+                if entry.name.startswith((_NEW, _TRASH)):
+                    self._delete(entry)
 
     def scan(self) -> tuple[FoundDir, ...]:
         """Every task directory, in directory order; one broken directory never hides another."""
@@ -88,7 +92,7 @@ class Store:
                 fresh.mkdir(mode=0o700)
                 _make_runner_dir(fresh)
                 _replace(fresh, RECORD, write_record(record))
-                os.rename(fresh, self._runners / dir)
+                fresh.rename(self._runners / dir)
                 _flush_directory(self._runners)
             except BaseException:
                 self._delete(fresh)
@@ -109,16 +113,16 @@ class Store:
         with _as_store_error("remove", self._runners / dir):
             trash = self._runners / f"{_TRASH}{dir}-{time.time_ns() // 1000}"
             with suppress(FileNotFoundError):
-                os.rename(self._runners / dir, trash)
+                (self._runners / dir).rename(trash)
             _flush_directory(self._runners)
             self._delete(trash)
 
     def discard_output(self, dir: str) -> None:
         """Take away what the task left in its directory; records, damaged ones too, stay."""
         with _as_store_error("empty", self._runners / dir):
-            for entry in os.listdir(self._runners / dir):
-                if entry != RECORD and not entry.startswith(_DAMAGED):
-                    self._delete(self._runners / dir / entry)
+            for entry in (self._runners / dir).iterdir():
+                if entry.name != RECORD and not entry.name.startswith(_DAMAGED):
+                    self._delete(entry)
 
     def set_aside(self, dir: str) -> str:
         """Rename a damaged record inside its own directory; return its new name.
@@ -142,9 +146,9 @@ class Store:
     def open_pull_log(self, dir: str) -> BinaryIO:
         """The file that takes the raw stream of the task's pull, emptied."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _as_store_error("open", self._runners / dir / "pull.log"):
-            with _opened(self._runners / dir) as fd:
-                return os.fdopen(os.open("pull.log", flags, 0o600, dir_fd=fd), "wb")
+        path = self._runners / dir
+        with _as_store_error("open", path / "pull.log"), _opened(path) as fd:
+            return os.fdopen(os.open("pull.log", flags, 0o600, dir_fd=fd), "wb")
 
     def _found(self, name: str) -> FoundDir:
         try:
@@ -173,7 +177,7 @@ class Store:
             if stat.S_ISDIR(os.lstat(path).st_mode):
                 shutil.rmtree(path)
             else:
-                os.unlink(path)
+                path.unlink()
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -183,7 +187,8 @@ class Store:
 def _make_runner_dir(parent: Path) -> None:
     runner = parent / "runner"
     runner.mkdir()
-    os.chmod(runner, 0o755)  # the job's user, whoever it is, has to enter it, whatever our umask
+    # The job's user, whoever it is, has to enter it, whatever our umask.
+    runner.chmod(0o755)
 
 
 def _read(directory: Path, name: str) -> bytes | None:
@@ -203,9 +208,9 @@ def _read(directory: Path, name: str) -> bytes | None:
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise DamagedRecord(f"{name} is not a plain file")
-        raw = file.read(_LARGEST + 1)
-    if len(raw) > _LARGEST:
-        raise DamagedRecord(f"{name} is larger than {_LARGEST} bytes")
+        raw = file.read(MAX_RECORD_BYTES + 1)
+    if len(raw) > MAX_RECORD_BYTES:
+        raise DamagedRecord(f"{name} is larger than {MAX_RECORD_BYTES} bytes")
     return raw
 
 
@@ -249,3 +254,5 @@ def _as_store_error(what: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"cannot {what} {path}: {error.strerror or error}") from error
+    except RecordTooLarge as error:
+        raise StoreError(f"cannot {what} {path}: {error}") from error

@@ -57,7 +57,9 @@ class Tasks(Protocol):
 class Shim(Protocol):
     """What the API needs of the daemon."""
 
-    tasks: Tasks
+    @property
+    def tasks(self) -> Tasks:
+        """The core."""
 
     def healthcheck(self) -> HealthcheckResponse:
         """Who answers."""
@@ -109,7 +111,7 @@ class _Api:
         self._shim = shim
         self._tasks = shim.tasks
 
-    async def healthcheck(self, request: Request) -> Response:
+    async def healthcheck(self, _: Request) -> Response:
         return json_answer(self._shim.healthcheck())
 
     async def shutdown(self, request: Request) -> Response:
@@ -117,10 +119,10 @@ class _Api:
         self._shim.shut_down(force=body.force)
         return text(200, "")
 
-    async def components(self, request: Request) -> Response:
+    async def components(self, _: Request) -> Response:
         return json_answer(await self._shim.components())
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, _: Request) -> Response:
         return json_answer(TaskList(self._tasks.list()))
 
     async def submit(self, request: Request) -> Response:

@@ -41,7 +41,7 @@ async def on_known(request: Request, error: Exception) -> Response:
     return text(status, str(error))
 
 
-async def on_http(request: Request, error: Exception) -> Response:
+async def on_http(_: Request, error: Exception) -> Response:
     """Answer what the router refuses: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers) if error.headers else None

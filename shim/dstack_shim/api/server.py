@@ -22,6 +22,7 @@ from dstack_shim.errors import StartupError
 
 HOST = "127.0.0.1"
 _BACKLOG = 1024
+_LOOK = 0.01  # s between looks at the connections that still answer
 
 
 def listen(port: int) -> socket.socket:
@@ -76,8 +77,9 @@ class Server:
             await asyncio.wait(self._connecting, timeout=limit)
         for connection in tuple(self._state.connections):
             connection.shutdown()
-        while self._state.connections and loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        # Polled: the library tells nobody when a connection closes
+        while self._state.connections and loop.time() < deadline:  # noqa: ASYNC110 - see above
+            await asyncio.sleep(_LOOK)
         for connection in tuple(self._state.connections):
             transport = connection.transport
             if transport is not None:

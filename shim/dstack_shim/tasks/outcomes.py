@@ -29,7 +29,7 @@ TOMBSTONE_KEPT = 7 * 24 * 3600.0
 class Boot:
     """Which boot of the host this is: the kernel's id, and when it began (unix seconds)."""
 
-    id: str
+    id: str | None
     started_at: float
 
 
@@ -103,7 +103,7 @@ def _may_start(task: Task, container: Container, now: float, boot: Boot) -> bool
 
 def rebooted(record: TaskRecord, boot: Boot) -> bool:
     """Whether the host was restarted since the record was written; unknown counts as no."""
-    return record.boot_id is not None and record.boot_id != boot.id
+    return None not in (record.boot_id, boot.id) and record.boot_id != boot.id
 
 
 def outcome_of_exit(

@@ -184,38 +184,34 @@ def _without_false_ids(
 ) -> dict[str, FoundDir]:
     """The directories, those whose record names another task than their container as damaged."""
     owner = {name: task_id for task_id, (name, _) in dir_of.items() if name}
-    checked = {}
-    for name, item in dirs.items():
-        if item.record is not None and owner.get(name, item.record.id) != item.record.id:
-            item = attrs.evolve(
-                item,
-                kind=RecordKind.DAMAGED,
-                record=None,
-                problem=f"it names task {item.record.id}, but its container is {owner[name]}",
-            )
-        checked[name] = item
-    return checked
+    return {name: _checked_id(item, owner.get(name)) for name, item in dirs.items()}
+
+
+def _checked_id(item: FoundDir, owner: str | None) -> FoundDir:
+    if item.record is None or owner in (None, item.record.id):
+        return item
+    problem = f"it names task {item.record.id}, but its container is of task {owner}"
+    return FoundDir(item.name, RecordKind.DAMAGED, problem=problem)
 
 
 def _by_id(
     dirs: Iterable[FoundDir], dir_of: Mapping[str, tuple[str, bool]], leave: list[LeaveAlone]
 ) -> dict[str, FoundDir]:
     """The directory that is the task's, for each id: the container's own, else the first."""
-    by_id: dict[str, FoundDir] = {}
+    groups: dict[str, list[FoundDir]] = {}
     for item in dirs:
         if item.record is None:
             continue
-        task_id = item.record.id
-        other = by_id.get(task_id)
-        if other is not None and dir_of.get(task_id, ("", True))[0] == item.name:
-            item, other = other, item
-            by_id[task_id] = other
-        if other is None:
-            by_id[task_id] = item
-        else:
-            leave.append(
-                LeaveAlone(f"directory {item.name}", f"task {task_id} is in {other.name} already")
-            )
+        groups.setdefault(item.record.id, []).append(item)
+    by_id = {}
+    for task_id, group in groups.items():
+        mounted = dir_of.get(task_id, ("", True))[0]
+        first, *rest = sorted(group, key=lambda item: (item.name != mounted, item.name))
+        by_id[task_id] = first
+        leave += [
+            LeaveAlone(f"directory {other.name}", f"task {task_id} is in {first.name} already")
+            for other in rest
+        ]
     return by_id
 
 

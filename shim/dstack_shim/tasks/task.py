@@ -84,7 +84,7 @@ class Task:
 
 
 def new_task(
-    config: TaskConfig, container_name: str, *, boot_id: str, now: float, written_by: str
+    config: TaskConfig, container_name: str, *, boot_id: str | None, now: float, written_by: str
 ) -> Task:
     """A task just submitted, before anything is on disk."""
     record = TaskRecord(
