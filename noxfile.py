@@ -98,14 +98,22 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def pin(session: nox.Session) -> None:
-    """constraints.txt anew: one version for every Python, with hashes, without an index."""
+    """Pin anew: what we develop with, for every Python; what the single file bundles, for 3.10."""
+    _compile(session, "constraints", "--universal", "--upgrade", "--python-version", "3.10")
+    python = str(interpreters.interpreters()["3.10"])
+    target = ("--python", python, "--python-platform", "linux")
+    _compile(session, "tools/bundle", "--constraints", "constraints.txt", *target)
+
+
+def _compile(session: nox.Session, name: str, *arguments: str) -> None:
+    """``name.in`` to ``name.txt``, with hashes, without ours and without any index address."""
     ours = ("dstack-shim", "dstack-shim-contracts", "dstack-shim-server")
     _run(
         session,
-        *("-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.10"),
-        *("--generate-hashes", "--no-emit-index-url", "--no-header", "--upgrade"),
-        *(word for name in ours for word in ("--no-emit-package", name)),
-        *("constraints.in", "--output-file", "constraints.txt", *session.posargs),
+        *("-m", "uv", "pip", "compile", "--quiet", "--no-header", *arguments),
+        *("--generate-hashes", "--no-emit-index-url"),
+        *(word for package in ours for word in ("--no-emit-package", package)),
+        *(f"{name}.in", "--output-file", f"{name}.txt"),
     )
 
 

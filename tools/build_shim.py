@@ -1,0 +1,173 @@
+"""`./dev build`: dist/dstack-shim, the whole shim as one executable file.
+
+A zip behind a few lines of shell. It needs a Python from 3.10 on and nothing else: our packages and
+the pure ones they use are inside, as byte code for every Python found here and as source for any
+other. The same sources and the same Pythons give the same bytes, wherever they are built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from dstack_shim_contracts.codec import encode
+from dstack_shim_contracts.features import (
+    FEATURE_DOCUMENT_NAME,
+    FEATURES,
+    FeatureDocument,
+    FileImplementation,
+)
+from packaging.version import InvalidVersion, Version
+
+from dstack_shim import build
+from tools import bundle, interpreters
+
+HERE = Path(__file__).parent
+PARTS = HERE / "single_file"
+LARGEST = 12_000_000  # bytes; what a host downloads at each upgrade
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time a zip can hold
+
+
+def main(arguments: list[str]) -> int:
+    """Build, say what was built; 1 with a message if it cannot be."""
+    parser = argparse.ArgumentParser(prog="./dev build")
+    parser.add_argument("--version", type=reported_version, default=build.DEFAULT_VERSION)
+    parser.add_argument("--output", type=Path, default=HERE.parent / "dist", help="folder")
+    options = parser.parse_args(arguments)
+    output = Path(os.environ.get("DEV_CALLER_DIR", ".")) / options.output
+    try:
+        file = build_shim(options.version, output)
+    except bundle.BundleError as error:
+        print(f"build: {error}", file=sys.stderr)
+        return 1
+    pythons = ", ".join(interpreters.interpreters())
+    print(
+        f"{file}: version {options.version}, {file.stat().st_size:,} bytes, byte code for {pythons}"
+    )
+    return 0
+
+
+def reported_version(text: str) -> str:
+    """A version servers can compare, as it will be reported; ``ArgumentTypeError`` otherwise."""
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        raise argparse.ArgumentTypeError(f"{text!r} is no PEP 440 version") from None
+    if text != text.strip():
+        raise argparse.ArgumentTypeError("a version has no spaces around it")
+    if version.release == (0, 0, 0):
+        raise argparse.ArgumentTypeError("servers take 0.0.0 for the first API, which is gone")
+    return text
+
+
+def build_shim(version: str, output: Path) -> Path:
+    """Write ``output/dstack-shim``, which replaces an older one only once it answers."""
+    modules = bundle.modules()
+    modules["single_file_start.py"] = (PARTS / "start.py").read_bytes()
+    with tempfile.TemporaryDirectory() as scratch:
+        entries = _entries(modules, version, Path(scratch))
+    output.mkdir(parents=True, exist_ok=True)
+    target = output / "dstack-shim"
+    partial = output / ".dstack-shim.partial"
+    _write(partial, entries)
+    _prove(partial, version)
+    partial.replace(target)
+    return target
+
+
+def _entries(modules: bundle.Files, version: str, scratch: Path) -> bundle.Files:
+    entries = {
+        "__main__.py": (PARTS / "main.py").read_bytes(),
+        FEATURE_DOCUMENT_NAME: feature_document(version),
+        **bundle.licences(),
+    }
+    for python in interpreters.interpreters().values():
+        tree, code = _byte_code(python, modules, version, scratch)
+        entries.update({f"{tree}/{name}": content for name, content in code.items()})
+    modules["single_file_facts.py"] = _facts(version, {"modules": [], "linked": []})
+    entries.update({f"source/{name}": content for name, content in modules.items()})
+    return entries
+
+
+def feature_document(version: str) -> bytes:
+    """What the file says of itself without being run."""
+    implementation = FileImplementation(build.IMPLEMENTATION_NAME, build.IMPLEMENTATION_VERSION)
+    return encode(FeatureDocument(build.NAME, version, tuple(FEATURES), implementation))
+
+
+def _byte_code(
+    python: Path, modules: bundle.Files, version: str, scratch: Path
+) -> tuple[str, bundle.Files]:
+    """The tree's name and its files, compiled by ``python`` in a folder of its own."""
+    described = json.loads(_run(python, PARTS / "describe.py", "tree"))
+    source, target = scratch / described / "source", scratch / described / "code"
+    _unpack(modules, source)
+    seen = json.loads(_run(python, PARTS / "describe.py", "imports", source))
+    _unpack({"single_file_facts.py": _facts(version, seen)}, source)
+    _run(python, HERE / "compile_tree.py", source, target)
+    files = {str(file.relative_to(target)): file.read_bytes() for file in target.rglob("*.pyc")}
+    return described, files
+
+
+def _unpack(files: bundle.Files, folder: Path) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _facts(version: str, seen: dict[str, list[str]]) -> bytes:
+    return (
+        f"VERSION = {version!r}\n"
+        f"MODULES = {tuple(seen['modules'])!r}\n"
+        f"LINKED = {tuple(seen['linked'])!r}\n"
+    ).encode()
+
+
+def _write(file: Path, entries: bundle.Files) -> None:
+    with file.open("wb") as stream:
+        stream.write((PARTS / "header.sh").read_bytes())
+        with zipfile.ZipFile(stream, "w") as archive:
+            for name in sorted(entries):
+                member = zipfile.ZipInfo(name, EPOCH)
+                member.external_attr = 0o644 << 16
+                member.create_system = 3  # Unix: the same bytes whatever builds it
+                archive.writestr(member, entries[name], zipfile.ZIP_DEFLATED, 9)
+    file.chmod(0o755)
+    if file.stat().st_size > LARGEST:
+        raise bundle.BundleError(f"{file.stat().st_size:,} bytes are more than {LARGEST:,}")
+
+
+def _prove(file: Path, version: str) -> None:
+    wanted = f"dstack-shim version {version}\n"
+    for python in interpreters.interpreters().values():
+        answer = _run(python, "-I", "-S", file, "--version")
+        if answer != wanted:
+            raise bundle.BundleError(f"{python} answers {answer!r} to --version")
+
+
+def _run(python: Path, *arguments: str | Path) -> str:
+    """What that Python prints. Its hash seed is fixed, and no module of ours leaks into it."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("PYTHONPATH", None)
+    answer = subprocess.run(
+        [python, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if answer.returncode:
+        raise bundle.BundleError(f"{python} failed with exit code {answer.returncode}, see above")
+    return answer.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
