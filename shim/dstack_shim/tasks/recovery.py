@@ -117,7 +117,7 @@ def plan(
     leave += [
         LeaveAlone(f"directory {item.name}", item.problem or "no record and no container")
         for item in dirs.values()
-        if item.name not in claimed and item.kind is not RecordKind.GOOD
+        if item.name not in claimed and item.kind in (RecordKind.NONE, RecordKind.UNREADABLE)
     ]
     return Plan(tuple(set_aside), tuple(restore), tuple(leave))
 
