@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 
-from dstack_shim_server import shapes
 from packaging.version import Version
+
+from dstack_shim_server import shapes
 
 TABLE = Path(shapes.__file__).with_name("known_shapes.json")
 
@@ -33,9 +34,10 @@ def main() -> None:
     if arguments.fetch:
         for version in arguments.versions:
             fetch(version, arguments.directory / version)
-    table = {"shapes": list(grouped(arguments.directory))}
+    found = list(grouped(arguments.directory))
+    table = {"shapes": [{"releases": r, "functions": f} for r, f in found]}
     TABLE.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
-    print(f"{TABLE}: {sum(len(s['releases']) for s in table['shapes'])} releases")
+    print(f"{TABLE}: {len(found)} shapes of {sum(len(r) for r, _ in found)} releases")
 
 
 def fetch(version: str, target: Path) -> None:
@@ -45,20 +47,17 @@ def fetch(version: str, target: Path) -> None:
     subprocess.run(command, check=True, timeout=300)
 
 
-def grouped(directory: Path) -> Iterator[dict[str, object]]:
+def grouped(directory: Path) -> list[tuple[list[str], dict[str, str]]]:
     """Group neighbouring releases whose decision code is the same; leave out those without one."""
-    group: tuple[list[str], dict[str, str]] | None = None
+    groups: list[tuple[list[str], dict[str, str]]] = []
     for root in sorted(directory.iterdir(), key=release_of):
         functions = dict(digests(root))
         if not has_decision(functions):
             continue
-        if group is None or group[1] != functions:
-            if group:
-                yield {"releases": group[0], "functions": group[1]}
-            group = [], functions
-        group[0].append(str(release_of(root)))
-    if group:
-        yield {"releases": group[0], "functions": group[1]}
+        if not groups or groups[-1][1] != functions:
+            groups.append(([], functions))
+        groups[-1][0].append(str(release_of(root)))
+    return groups
 
 
 def release_of(root: Path) -> Version:

@@ -1,0 +1,92 @@
+"""From environment and server to the line that says: active and how, or inactive and why."""
+
+import importlib
+from collections.abc import Mapping
+
+import attrs
+
+from dstack_shim_server import patches, shapes
+from dstack_shim_server.decisions import Decider
+from dstack_shim_server.errors import NotPatchable, ShimRestartError
+from dstack_shim_server.guard import logger
+from dstack_shim_server.journal import Journal
+from dstack_shim_server.patches import Patches
+from dstack_shim_server.settings import PREFIX, Mode, Settings, read_settings
+from dstack_shim_server.shapes import ImportModule, Server
+from dstack_shim_server.sightings import Watch
+
+
+@attrs.frozen
+class Outcome:
+    """What a load came to. `patches` are those of this load: none if inactive or already active."""
+
+    active: bool
+    summary: str
+    patches: Patches | None = None
+
+
+def load(
+    environment: Mapping[str, str], import_module: ImportModule = importlib.import_module
+) -> Outcome:
+    """
+    Make the extension active if settings and server allow it, and log the outcome in one line.
+
+    Reasons to stay inactive are no errors and do not raise; anything else that does is a fault of
+    ours and is the caller's to stop.
+    """
+    try:
+        outcome = _activate(read_settings(environment), import_module)
+    except ShimRestartError as exception:
+        outcome = Outcome(active=False, summary=f"inactive: {exception}")
+        logger.warning("shim_restart: %s", outcome.summary)
+    else:
+        logger.info("shim_restart: %s", outcome.summary)
+    return outcome
+
+
+def _activate(settings: Settings, import_module: ImportModule) -> Outcome:
+    if settings.mode is Mode.OFF:
+        return Outcome(active=False, summary=f"inactive: {PREFIX}MODE=off")
+    release = _release(import_module)
+    try:
+        server = shapes.look_at_server(import_module)
+        if patches.in_place(server):
+            return Outcome(active=True, summary="active already, this load changes nothing")
+        known = _known_as(server, settings)
+    except NotPatchable as exception:
+        raise NotPatchable(f"dstack {release}: {exception}") from exception
+    decider = Decider(
+        settings=settings,
+        watch=Watch(),
+        journal=Journal(),
+        status_type=import_module(shapes.CLIENT_MODULE).TaskStatus,
+    )
+    installed = patches.install(server, decider)
+    names = ", ".join(name.rpartition(":")[2] for name in server.places)
+    trust = ", trusting dev builds" if settings.trust_dev_builds else ""
+    return Outcome(
+        active=True,
+        summary=f"active: mode {settings.mode.value}{trust}, dstack {release} ({known}), "
+        f"patched {names}",
+        patches=installed,
+    )
+
+
+def _known_as(server: Server, settings: Settings) -> str:
+    """Say as what the server's code is known; raise NotPatchable if it must be left alone."""
+    if server.shape is not None:
+        return f"decision code of {server.shape}"
+    if not settings.allow_unknown:
+        raise NotPatchable(
+            f"its decision code is not one of a known release; {PREFIX}UNKNOWN=allow tries it all the same"
+        )
+    shapes.require_workable(server)
+    return "unknown decision code, allowed"
+
+
+def _release(import_module: ImportModule) -> str:
+    """Return dstack's version for the log line; the decision never depends on it."""
+    try:
+        return str(import_module("dstack.version").__version__)
+    except (ImportError, AttributeError):
+        return "(unknown version)"

@@ -1,0 +1,199 @@
+"""
+Which server this is, judged by its code and not by its number.
+
+The functions we take over are private to dstack, so a release counts as known only if the source of
+each of them is what we have read and tested: `known_shapes.json` holds their digests for every
+release from 0.20.1 on (`tools/known_shapes.py` writes it). Another plugin's patch on one of them
+changes its digest too, and then we stay away.
+"""
+
+import ast
+import hashlib
+import importlib
+import importlib.resources
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, ModuleType
+from typing import Any
+
+import attrs
+
+from dstack_shim_server.errors import NotPatchable
+
+CLIENT_MODULE = "dstack._internal.server.services.runner.client"
+CLIENT_CLASS = "ShimClient"
+# The three requests that matter all go through `_request`; the other two are the decision.
+REQUEST = "_request"
+SAFE_STATUSES = "_get_restart_safe_task_statuses"
+IS_SAFE = "is_safe_to_restart"
+CLIENT_FUNCTIONS = (REQUEST, SAFE_STATUSES, IS_SAFE)
+
+# The instance check has moved twice, and 0.20.13 to 0.20.16 carry two copies of it.
+CHECK_MODULES = (
+    "dstack._internal.server.background.tasks.process_instances",
+    "dstack._internal.server.background.scheduled_tasks.instances",
+    "dstack._internal.server.background.pipeline_tasks.instances.check",
+)
+INSTALL = "_maybe_install_components"
+
+# Never equal to a digest: the source cannot be read.
+UNREADABLE = "unreadable"
+
+ImportModule = Callable[[str], ModuleType]
+
+
+@attrs.frozen
+class Place:
+    """One function of the server: where it hangs and what its source amounts to."""
+
+    holder: Any = attrs.field(repr=False)  # the class or module
+    attribute: str
+    function: Callable[..., Any] = attrs.field(repr=False)
+    digest: str
+
+
+@attrs.frozen
+class Shape:
+    """The decision code of some releases: digest by full name, and the releases that have it."""
+
+    releases: tuple[str, ...]
+    functions: Mapping[str, str]
+
+    def __str__(self) -> str:
+        first, last = self.releases[0], self.releases[-1]
+        return first if first == last else f"{first} to {last}"
+
+
+@attrs.frozen
+class Server:
+    """The server we run in: its patchable functions by full name, and its shape if known."""
+
+    places: Mapping[str, Place]
+    shape: Shape | None
+
+
+def look_at_server(import_module: ImportModule = importlib.import_module) -> Server:
+    """
+    Find the functions we would patch and compare them with the known releases.
+
+    Raises NotPatchable if the server has no restart decision at all (0.20.0 and before).
+    """
+    places = _client_places(import_module)
+    for name in CHECK_MODULES:
+        places.update(_check_places(name, import_module))
+    observed = {name: place.digest for name, place in places.items()}
+    shape = next((s for s in known_shapes() if dict(s.functions) == observed), None)
+    return Server(places=places, shape=shape)
+
+
+def known_shapes() -> Sequence[Shape]:
+    """Return the table of known releases, oldest first."""
+    text = importlib.resources.files(__package__).joinpath("known_shapes.json").read_text("utf-8")
+    return tuple(
+        Shape(releases=tuple(entry["releases"]), functions=entry["functions"])
+        for entry in json.loads(text)["shapes"]
+    )
+
+
+def require_workable(server: Server) -> None:
+    """
+    Check of an unknown server that patching it would have the effect we promise.
+
+    Raises NotPatchable if its `is_safe_to_restart` does not ask for the restart-safe statuses:
+    the gate would then be installed and never consulted.
+    """
+    code = _code_of(server.places[f"{CLIENT_MODULE}:{CLIENT_CLASS}.{IS_SAFE}"].function)
+    if code is None or SAFE_STATUSES not in code.co_names:
+        raise NotPatchable(f"its {CLIENT_CLASS}.{IS_SAFE} does not ask {SAFE_STATUSES}")
+
+
+def _client_places(import_module: ImportModule) -> dict[str, Place]:
+    try:
+        client = getattr(import_module(CLIENT_MODULE), CLIENT_CLASS, None)
+    except ImportError as exception:
+        raise NotPatchable(f"{CLIENT_MODULE} cannot be imported ({exception})") from exception
+    found: dict[str, Place] = {}
+    for attribute in CLIENT_FUNCTIONS:
+        function = getattr(client, attribute, None)
+        if not callable(function):
+            raise NotPatchable(
+                f"it has no restart decision ({CLIENT_CLASS}.{attribute} is missing)"
+            )
+        name = f"{CLIENT_MODULE}:{CLIENT_CLASS}.{attribute}"
+        found[name] = Place(client, attribute, function, digest_of(function))
+    return found
+
+
+def _check_places(name: str, import_module: ImportModule) -> dict[str, Place]:
+    try:
+        module = import_module(name)
+    except ImportError:
+        return {}
+    function = getattr(module, INSTALL, None)
+    if not callable(function):
+        return {}
+    return {f"{name}:{INSTALL}": Place(module, INSTALL, function, digest_of(function))}
+
+
+# Digests ---------------------------------------------------------------------------------------
+
+
+def digest_of(function: Callable[..., Any]) -> str:
+    """Return the digest of a loaded function's source, or UNREADABLE."""
+    code = _code_of(function)
+    if code is None:
+        return UNREADABLE
+    try:
+        # By code object, not by function: `inspect` follows `__wrapped__` and would show us the
+        # original below somebody else's patch.
+        lines, _ = inspect.findsource(code)
+        tree = ast.parse("".join(lines))
+    except (OSError, SyntaxError, ValueError):
+        return UNREADABLE
+    nodes = [node for node in ast.walk(tree) if _is_source_of(node, code)]
+    return digest_of_node(nodes[0]) if len(nodes) == 1 else UNREADABLE
+
+
+def digest_of_node(node: ast.AST) -> str:
+    """Digest a function by its meaning: comments, layout, docstrings and Python's version aside."""
+    return hashlib.sha256(_canonical(node).encode()).hexdigest()
+
+
+def _code_of(function: Callable[..., Any]) -> CodeType | None:
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _is_source_of(node: ast.AST, code: CodeType) -> bool:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != code.co_name:
+        return False
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return first == code.co_firstlineno
+
+
+# `ast.dump` and `ast.unparse` differ between Python versions; the trees themselves, for the syntax
+# of 3.10, do not, once fields that are empty (new ones are) or only hints are left out.
+_HINTS = frozenset({"ctx", "kind", "type_comment", "type_params"})
+
+
+def _canonical(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ",".join(map(_canonical, value)) + "]"
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = [
+        f"{name}={_canonical(_without_docstring(name, field))}"
+        for name, field in ast.iter_fields(value)
+        if name not in _HINTS and field != [] and (field is not None or name == "value")
+    ]
+    return f"{type(value).__name__}({','.join(fields)})"
+
+
+def _without_docstring(name: str, field: object) -> object:
+    if name != "body" or not isinstance(field, list) or not field:
+        return field
+    match field[0]:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return field[1:]
+    return field
