@@ -95,7 +95,9 @@ class Store:
                 fresh.rename(self._runners / dir)
                 _flush_directory(self._runners)
             except BaseException:
+                # Whoever gets an error is told that nothing is left, under either name.
                 self._delete(fresh)
+                self._delete(self._runners / dir)
                 raise
         return None
 
@@ -205,9 +207,10 @@ def _read(directory: Path, name: str) -> bytes | None:
             if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink; a socket
                 raise DamagedRecord(f"{name} is not a plain file") from error
             raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DamagedRecord(f"{name} is not a plain file")
     with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise DamagedRecord(f"{name} is not a plain file")
         raw = file.read(MAX_RECORD_BYTES + 1)
     if len(raw) > MAX_RECORD_BYTES:
         raise DamagedRecord(f"{name} is larger than {MAX_RECORD_BYTES} bytes")
