@@ -78,7 +78,7 @@ class EventLog:
         """Something that went wrong."""
         self._write(logging.ERROR, event, fields)
 
-    def exception(self, event: str, error: BaseException, **fields: object) -> None:
+    def fault(self, event: str, error: BaseException, **fields: object) -> None:
         """A fault of ours: the trace goes with it, in the same line."""
         self._logger.error(
             self._line(event, {**fields, "error": f"{type(error).__name__}: {error}"}),

@@ -50,5 +50,5 @@ async def on_http(_: Request, error: Exception) -> Response:
 
 async def on_unknown(request: Request, error: Exception) -> Response:
     """Answer a fault of ours; its text stays in the log."""
-    event_log().exception("api.broken", error, method=request.method, path=request.url.path)
+    event_log().fault("api.broken", error, method=request.method, path=request.url.path)
     return text(500, f"internal error: {type(error).__name__}")

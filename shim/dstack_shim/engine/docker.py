@@ -399,7 +399,7 @@ class _Latest:
             try:
                 self._show(newest)
             except Exception as error:  # noqa: BLE001 - showing progress must never fail a pull
-                self._log.exception("pull.progress_failed", error)
+                self._log.fault("pull.progress_failed", error)
 
 
 def _login(reference: Reference, credentials: Credentials) -> dict[str, str]:

@@ -24,15 +24,15 @@ async def detect_gpus(run: Runner, log: EventLog, *, root: Path = Path("/")) -> 
     try:
         gpus, driver = await _ask(vendor, run, root)
     except (DetectionError, CommandError) as error:
-        log.warning("gpus_not_detected", vendor=vendor.value, error=error)
+        log.warning("gpus.not_detected", vendor=vendor.value, error=error)
         return GpuInventory()
     except Exception as error:  # a parser's fault must not keep the shim down
-        log.exception("gpus_not_detected", error, vendor=vendor.value)  # noqa: PLE1205, TRY401 - ours, not logging's
+        log.fault("gpus.not_detected", error, vendor=vendor.value)
         return GpuInventory()
     if not gpus:
-        log.warning("gpus_not_detected", vendor=vendor.value, error="the tool lists none")
+        log.warning("gpus.not_detected", vendor=vendor.value, error="the tool lists none")
         return GpuInventory()
-    log.info("gpus_detected", vendor=vendor.value, count=len(gpus), driver=driver or "")
+    log.info("gpus.detected", vendor=vendor.value, count=len(gpus), driver=driver or "")
     return GpuInventory(vendor, gpus, driver)
 
 

@@ -104,7 +104,7 @@ class Starter:
             # container and releases; should they be gone, the background step does.
             self._log.info("start.abandoned", task=entry.task.id, status=entry.task.status.value)
         except Exception as error:  # noqa: BLE001 - a fault of ours must end this task, not the daemon
-            self._log.exception("start.broken", error, task=entry.task.id)
+            self._log.fault("start.broken", error, task=entry.task.id)
             await self._end(entry, Reason.EXECUTOR_ERROR, f"internal error: {error!r}")
         finally:
             entry.start_done.set()

@@ -131,7 +131,7 @@ class Step:
         except (EngineError, StoreError) as error:
             self._log.warning("step.failed", task=entry.task.id, error=error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the step for all
-            self._log.exception("step.broken", error, task=entry.task.id)
+            self._log.fault("step.broken", error, task=entry.task.id)
 
     async def _act(self, do: Do, entry: Entry, container: Container | None) -> None:
         actions: Mapping[Do, Action] = {
