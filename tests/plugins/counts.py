@@ -30,7 +30,8 @@ class Counts:
         if report.failed:
             self._outcomes[report.nodeid] = "failed"
         elif report.skipped:
-            self._skipped(report.nodeid, report.longrepr)
+            expected = getattr(report, "wasxfail", None)  # then longrepr is the whole failure
+            self._skipped(report.nodeid, expected or report.longrepr)
         elif report.when == "call":
             self._outcomes.setdefault(report.nodeid, "passed")
 
