@@ -9,6 +9,7 @@ distribution's version is told apart from it, in ``implementation``.
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +36,12 @@ def own_file() -> Path | None:
         if parent.is_file():
             return parent
     return None
+
+
+def own_path() -> Path:
+    """Where this shim is installed, if nobody says otherwise."""
+    script = Path(sys.executable).with_name(NAME)
+    return own_file() or (script if script.exists() else Path(sys.argv[0]).absolute())
 
 
 def _own_document() -> dict[str, object] | None:

@@ -22,19 +22,30 @@ from pathlib import Path
 from typing import TypeVar
 
 import attrs
-from dstack_shim_contracts.api import Components, HealthcheckResponse, Implementation
+from dstack_shim_contracts.api import (
+    RUNNER,
+    SHIM,
+    ComponentInstallRequest,
+    Components,
+    HealthcheckResponse,
+    Implementation,
+    InstanceInfo,
+)
 from dstack_shim_contracts.features import FEATURES
 
 from dstack_shim import build
 from dstack_shim.api.app import make_app
 from dstack_shim.api.server import Server, listen
 from dstack_shim.clock import Clock, SystemClock
+from dstack_shim.components import InstalledComponents, Target
 from dstack_shim.engine.docker import DockerEngine
-from dstack_shim.engine.protocol import Engine
+from dstack_shim.engine.protocol import Engine, EngineInfo
 from dstack_shim.engine.workers import Workers
 from dstack_shim.errors import EngineError, StartupError
 from dstack_shim.home import check_home, lock_home
 from dstack_shim.host.commands import run as run_command
+from dstack_shim.host.gpus import GpuInventory, GpuVendor
+from dstack_shim.host.info import host_info, write_host_info
 from dstack_shim.instance import Instance, look_around
 from dstack_shim.log import EventLog, open_log, parse_level
 from dstack_shim.recipe import Recipe
@@ -99,6 +110,9 @@ class Daemon:
         self._possessions = possessions
         self._log = log
         self._clock: Clock = SystemClock()
+        runner = Target(RUNNER, Path(settings.runner_binary_path))
+        shim = Target(SHIM, Path(settings.shim_binary_path or build.own_path()))
+        self._components = InstalledComponents((runner, shim), run_command, log)
         self._stop = asyncio.Event()
         self._forced = False
         self._implementation = Implementation(
@@ -107,15 +121,19 @@ class Daemon:
             generation=0,
             started_at=_rfc3339(self._clock.now()),
         )
+        self._inventory = GpuInventory()
 
     async def run(self) -> None:
         """Start, serve until :meth:`shut_down` or a signal, stop."""
         self._handle_signals()
         engine = DockerEngine(log=self._log)
-        await self._greet(engine)
+        info = await self._greet(engine)
+        await self._check_components()
         instance = await look_around(run_command, self._log)
-        self._components = self._make_components()
+        self._inventory = instance.inventory
         self.tasks = self._make_core(engine, instance)
+        if self._settings.service:
+            self._tell_host_info(Path(info.root_dir))
         await self.tasks.restore()
         server = Server(make_app(self), self._possessions.socket)
         server.start()
@@ -125,6 +143,11 @@ class Daemon:
             await self._stop.wait()
         finally:
             await self._go(server, step, engine)
+
+    async def _check_components(self) -> None:
+        await self._components.check_at_start()
+        if self._settings.runner_download_url:
+            await self._components.fetch_if_missing(RUNNER, self._settings.runner_download_url)
 
     def _make_core(self, engine: Engine, instance: Instance) -> Core:
         disk = Workers(_DISK_WORKERS)
@@ -167,9 +190,21 @@ class Daemon:
             implementation=self._implementation,
         )
 
+    def instance_info(self) -> InstanceInfo:
+        """Which GPUs this instance has."""
+        vendor = self._inventory.vendor
+        return InstanceInfo(
+            gpu_vendor=None if vendor is GpuVendor.NONE else vendor.value,
+            gpu_driver_version=self._inventory.driver_version,
+        )
+
     async def components(self) -> Components:
         """What is installed."""
         return await self._components.list()
+
+    def install(self, request: ComponentInstallRequest) -> None:
+        """Begin to install a component."""
+        self._components.install(request)
 
     def shut_down(self, *, force: bool) -> None:
         """Begin to go away; called again it only adds force."""
@@ -177,7 +212,7 @@ class Daemon:
         self._forced = self._forced or force
         self._stop.set()
 
-    async def _greet(self, engine: Engine) -> None:
+    async def _greet(self, engine: Engine) -> EngineInfo:
         try:
             info = await asyncio.wait_for(engine.ping(), ENGINE_PATIENCE)
         except asyncio.TimeoutError as error:
@@ -187,6 +222,15 @@ class Daemon:
         except EngineError as error:
             raise StartupError(f"no Docker Engine: {error}") from error
         self._log.info("engine.found", version=info.version, api=info.api_version)
+        return info
+
+    def _tell_host_info(self, docker_root: Path) -> None:
+        """Write what an SSH fleet's server waits for; a full disk must not stop the shim."""
+        try:
+            if write_host_info(self._home, host_info(self._inventory, docker_root, self._log)):
+                self._log.info("host_info.written")
+        except OSError as error:
+            self._log.error("host_info.not_written", error=error)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -199,7 +243,9 @@ class Daemon:
         step.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await step
-        await asyncio.gather(self.tasks.drain(limit), server.drain(limit))
+        await asyncio.gather(
+            self.tasks.drain(limit), server.drain(limit), self._components.close()
+        )
         await engine.close()
         self._log.info("daemon.stopped")
 

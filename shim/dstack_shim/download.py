@@ -284,7 +284,7 @@ def _reason(error: BaseException) -> str:
     cause = _innermost_os_error(error)
     if cause is not None:
         return cause.strerror or type(cause).__name__
-    if isinstance(error, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):
+    if isinstance(error, ValueError):  # what both libraries raise for one
         return "not a valid URL"
     if isinstance(error, HTTPError):
         return "the connection broke before the body was complete"

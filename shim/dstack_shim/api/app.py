@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from dstack_shim_contracts.api import (
+    ComponentInstallRequest,
     Components,
     HealthcheckResponse,
+    InstanceInfo,
     ShutdownRequest,
     TaskConfig,
     TaskInfo,
@@ -67,6 +69,12 @@ class Shim(Protocol):
     async def components(self) -> Components:
         """What is installed."""
 
+    def install(self, request: ComponentInstallRequest) -> None:
+        """Begin to install a component."""
+
+    def instance_info(self) -> InstanceInfo:
+        """Which GPUs this instance has."""
+
     def shut_down(self, *, force: bool) -> None:
         """Begin to go away; called again it only adds force."""
 
@@ -78,7 +86,9 @@ def make_app(shim: Shim) -> Starlette:
         routes=[
             _route("/api/healthcheck", GET=api.healthcheck),
             _route("/api/shutdown", POST=api.shutdown),
+            _route("/api/instance/info", GET=api.instance_info),
             _route("/api/components", GET=api.components),
+            _route("/api/components/install", POST=api.install),
             _route("/api/tasks", GET=api.list, POST=api.submit),
             _route("/api/tasks/{id}", GET=api.info),
             _route("/api/tasks/{id}/terminate", POST=api.terminate),
@@ -121,6 +131,13 @@ class _Api:
 
     async def components(self, _: Request) -> Response:
         return json_answer(await self._shim.components())
+
+    async def instance_info(self, _: Request) -> Response:
+        return json_answer(self._shim.instance_info())
+
+    async def install(self, request: Request) -> Response:
+        self._shim.install(await read_body(request, ComponentInstallRequest))
+        return text(200, "")
 
     async def list(self, _: Request) -> Response:
         return json_answer(TaskList(self._tasks.list()))
