@@ -1,0 +1,84 @@
+"""A real engine for the whole run; what a test leaves on it is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import docker
+import pytest
+
+from tests.lab import sandbox
+from tests.lab.engine import PrivateEngine
+from tests.lab.images import Images
+from tests.lab.proxy import CountingProxy
+from tests.lab.registry import Registry
+from tests.lab.worlds import LOGIN
+
+
+@pytest.fixture(scope="session")
+def session_engine() -> Iterator[PrivateEngine]:
+    if not sandbox.inside():
+        pytest.exit(
+            "tests/engine start containers and mounts: run them as\n"
+            "  tests/lab/sandbox .venv/bin/python -m pytest tests/engine",
+            returncode=4,
+        )
+    engine = PrivateEngine()
+    engine.start()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def session_client(session_engine: PrivateEngine) -> Iterator[docker.APIClient]:
+    client = session_engine.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def images(session_client: docker.APIClient) -> Images:
+    return Images(session_client)
+
+
+@pytest.fixture
+def private_engine(
+    session_engine: PrivateEngine, session_client: docker.APIClient
+) -> Iterator[PrivateEngine]:
+    """The run's engine, empty of containers before the test and after it."""
+    yield session_engine
+    for container in session_client.containers(all=True):
+        session_client.remove_container(container["Id"], force=True, v=True)
+
+
+@pytest.fixture
+def client(private_engine: PrivateEngine, session_client: docker.APIClient) -> docker.APIClient:
+    """The SDK's own client, for what only a test asks an engine."""
+    return session_client
+
+
+@pytest.fixture
+def proxy(private_engine: PrivateEngine) -> Iterator[CountingProxy]:
+    with CountingProxy(private_engine.socket, private_engine.directory / "p") as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def open_registry(session_engine: PrivateEngine) -> Iterator[Registry | None]:
+    """A registry on port 5000; None where the program is missing."""
+    yield from _registry(Registry(session_engine.directory / "open", 5000))
+
+
+@pytest.fixture(scope="session")
+def locked_registry(session_engine: PrivateEngine) -> Iterator[Registry | None]:
+    """A registry on port 5001 that asks for a password."""
+    yield from _registry(Registry(session_engine.directory / "locked", 5001, LOGIN))
+
+
+def _registry(registry: Registry) -> Iterator[Registry | None]:
+    if not registry.is_installed():
+        yield None
+        return
+    registry.start()
+    yield registry
+    registry.stop()
