@@ -22,14 +22,12 @@ _ORDER: Final = tuple(TaskStatus)
 
 
 def may_become(current: TaskStatus, new: TaskStatus) -> bool:
-    """Tell whether a task may go from one status to the other.
+    """Tell whether a task may go from one status to the other: only forward, never to itself.
 
-    A task goes one step forward at a time, or from anywhere (except the end itself) to the end.
-    A status is not a transition to itself.
+    Steps may be left out: a task taken up again in the middle of its start may turn out to run.
+    Being the last, ``terminated`` follows every other status.
     """
-    if current is TaskStatus.TERMINATED:
-        return False
-    return new is TaskStatus.TERMINATED or _ORDER.index(new) == _ORDER.index(current) + 1
+    return _ORDER.index(current) < _ORDER.index(new)
 
 
 class Reason:

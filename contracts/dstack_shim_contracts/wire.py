@@ -116,10 +116,11 @@ def _position(error: json.JSONDecodeError) -> str:
 
 
 def _last_of_each_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) == len(pairs):
-        return members
-    return dict(reversed(list(dict(reversed(pairs)).items())))
+    members: dict[str, Any] = {}
+    for key, value in pairs:
+        members.pop(key, None)
+        members[key] = value
+    return members
 
 
 def _integer(digits: str) -> int | float:
