@@ -20,8 +20,8 @@ nox.options.error_on_missing_interpreters = False
 
 TREE = ["contracts", "shim", "server_ext", "tests", "tools", "noxfile.py"]
 TREE += [name for name in ("benchmarks", "demo") if Path(name).is_dir()]
-SANDBOX = Path("tests/lab/sandbox")
-ENVIRONMENTS = Path("tests/releases/environments.py")
+SANDBOX = "tests/lab/sandbox"
+ENVIRONMENTS = "tests/releases/environments.py"
 VERSIONS = [nox.param(version, id=version) for version in interpreters.SUPPORTED]
 
 
@@ -46,15 +46,24 @@ def fast(session: nox.Session, version: str) -> None:
         session.skip(f"this machine has no Python {version}")
     python = interpreters.environment(version)
     covered = version == interpreters.RUNNING
-    chosen = session.posargs or ["tests", "--ignore=tests/releases"]
+    chosen = session.posargs or ["tests", *_ignore("package", "releases")]
     _pytest(session, f"fast-{version}", "-m", "not sandbox", *chosen, python=python, cover=covered)
 
 
 @nox.session
 def engine(session: nox.Session) -> None:
     """Tests on a real Docker Engine and real mounts, in private namespaces."""
-    chosen = session.posargs or ["tests", *_ignore("server", "releases", "conformance", "e2e")]
+    chosen = session.posargs or [
+        "tests",
+        *_ignore("package", "releases", "server", "conformance", "e2e"),
+    ]
     _pytest(session, "engine", "-m", "sandbox", *chosen, sandbox=True, cover=True)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """The single file and the wheels, as a host and an installer meet them."""
+    _pytest(session, "package", *(session.posargs or ["tests/package"]))
 
 
 @nox.session
@@ -74,7 +83,8 @@ def server(session: nox.Session) -> None:
 @nox.session
 def conformance(session: nox.Session) -> None:
     """The black-box suite; `-- --shim FILE` judges another shim."""
-    _pytest(session, "conformance", "tests/conformance", *session.posargs, sandbox=True)
+    ours = [] if "--shim" in session.posargs else ["--shim", "dist/dstack-shim"]
+    _pytest(session, "conformance", "tests/conformance", *ours, *session.posargs, sandbox=True)
 
 
 @nox.session
@@ -139,7 +149,7 @@ def _pytest(
     if os.environ.get("DSTACK_SHIM_FULL") and "--full" not in arguments:
         command.append("--full")
     if sandbox:
-        command = [str(SANDBOX), *command]
+        command = [SANDBOX, *command]
     session.run(*command, external=True, env={"DSTACK_SHIM_RUN": name})
 
 
@@ -149,5 +159,5 @@ def _ignore(*folders: str) -> list[str]:
 
 def _make_release_environments(session: nox.Session) -> None:
     """While the network is there: inside the sandbox's own there is none."""
-    if ENVIRONMENTS.exists():
-        _run(session, str(ENVIRONMENTS))
+    everything = ["--all"] if os.environ.get("DSTACK_SHIM_FULL") else []
+    _run(session, ENVIRONMENTS, *everything)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dstack_shim_contracts.codec import encode
@@ -61,7 +62,7 @@ def reported_version(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is no PEP 440 version") from None
     if text != text.strip():
         raise argparse.ArgumentTypeError("a version has no spaces around it")
-    if version.release == (0, 0, 0):
+    if not any(version.release):
         raise argparse.ArgumentTypeError("servers take 0.0.0 for the first API, which is gone")
     return text
 
@@ -87,9 +88,12 @@ def _entries(modules: bundle.Files, version: str, scratch: Path) -> bundle.Files
         FEATURE_DOCUMENT_NAME: feature_document(version),
         **bundle.licences(),
     }
-    for python in interpreters.interpreters().values():
-        tree, code = _byte_code(python, modules, version, scratch)
-        entries.update({f"{tree}/{name}": content for name, content in code.items()})
+    pythons = interpreters.interpreters().values()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for tree, code in pool.map(
+            lambda one: _byte_code(one, modules, version, scratch), pythons
+        ):
+            entries.update({f"{tree}/{name}": content for name, content in code.items()})
     modules["single_file_facts.py"] = _facts(version, {"modules": [], "linked": []})
     entries.update({f"source/{name}": content for name, content in modules.items()})
     return entries

@@ -27,7 +27,10 @@ from tools import host_state
 ROOT = Path(__file__).resolve().parent.parent
 COUNTS = ROOT / "build" / "counts"
 REPORT = ROOT / "build" / "nox.json"
-SESSIONS = ["lint", "types", "fast", "releases", "engine", "server", "coverage"]
+SESSIONS = [
+    *("lint", "types", "build", "fast", "package", "releases", "engine", "server"),
+    *("conformance", "demo", "coverage"),
+]
 
 
 @dataclass
