@@ -8,7 +8,6 @@ The price is one short-lived thread a command, about 0.1 ms.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import selectors
@@ -16,13 +15,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from attrs import frozen
 
 from dstack_shim.errors import CommandError, CommandMissing, CommandTimedOut
+from dstack_shim.host.threads import call_in_thread
 
 __all__ = [
     "MAX_OUTPUT",
@@ -112,38 +112,14 @@ async def run(
         CommandError: it could not be started (no processes or descriptors left, NUL in an
             argument).
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Finished] = loop.create_future()
-    outcome.add_done_callback(_mark_seen)
     command = _Command(list(argv), timeout, env, max_output)
-
-    def deliver(settle: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle)
-
-    def work() -> None:
-        try:
-            finished = command.run()
-        except BaseException as error:  # noqa: BLE001 - re-raised in the caller's task
-            failure = error
-            deliver(lambda: None if outcome.cancelled() else outcome.set_exception(failure))
-        else:
-            deliver(lambda: None if outcome.cancelled() else outcome.set_result(finished))
-        command.reap()
-
     name = f"command {argv[0]}" if argv else "command"
     try:
-        # A daemon thread: a process that cannot even be killed must not keep us from exiting.
-        threading.Thread(target=work, name=name, daemon=True).start()
+        return await call_in_thread(
+            command.run, name=name, cancelled=command.cancelled, linger=True
+        )
     except RuntimeError as error:
         raise CommandError(f"{name} could not be started: {error}") from error
-    try:
-        return await asyncio.shield(outcome)
-    except asyncio.CancelledError:
-        command.cancelled.set()
-        # Cancelled once more while waiting: the thread kills and reaps all the same.
-        await asyncio.wait([outcome])
-        raise
 
 
 class _Command:
@@ -157,11 +133,10 @@ class _Command:
         self._timeout = timeout
         self._env = env
         self._max_output = max_output
-        self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> Finished:
         deadline = time.monotonic() + self._timeout
-        process = self._process = self._start()
+        process = self._start()
         assert process.stdout is not None
         assert process.stderr is not None
         with selectors.DefaultSelector() as selector, process.stdout, process.stderr:
@@ -171,11 +146,6 @@ class _Command:
                 selector.register(pipe, selectors.EVENT_READ, kept)
             self._read_until_exit(process, selector, deadline)
         return Finished(process.returncode, out.text(), err.text(), truncated=out.cut or err.cut)
-
-    def reap(self) -> None:
-        """Wait for a killed process that would not go in time; else return at once."""
-        if self._process is not None:
-            self._process.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:
         if not self._argv:
@@ -238,8 +208,11 @@ class _Command:
         # Not reaped yet, so the number still names this group and no other.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(_REAP)
+        except subprocess.TimeoutExpired:
+            # Stuck in the kernel (a dead network mount): the answer must not wait for it.
+            threading.Thread(target=process.wait, name="reaper", daemon=True).start()
 
 
 class _Kept:
@@ -257,12 +230,6 @@ class _Kept:
 
     def text(self) -> str:
         return self._data.decode("utf-8", errors="replace")
-
-
-def _mark_seen(outcome: asyncio.Future[Finished]) -> None:
-    # A cancelled caller never asks; asyncio would log "exception was never retrieved".
-    if not outcome.cancelled():
-        outcome.exception()
 
 
 def _read_ready(selector: selectors.BaseSelector) -> None:

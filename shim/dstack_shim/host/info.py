@@ -80,5 +80,5 @@ def _or(read: Callable[[], Value], otherwise: Value, field: str, log: EventLog) 
     try:
         return read()
     except OSError as error:
-        log.warning("host_info_incomplete", field=field, error=error)
+        log.warning("host_info.incomplete", field=field, error=error)
         return otherwise

@@ -115,7 +115,7 @@ def test_output_of_exactly_the_limit_is_not_marked() -> None:
     assert not finished.truncated
 
 
-@pytest.mark.parametrize("content", (None, "plain text, not executable"))
+@pytest.mark.parametrize("content", [None, "plain text, not executable"])
 def test_missing_or_unexecutable_program_is_command_missing(
     tmp_path: Path, content: str | None
 ) -> None:
@@ -136,7 +136,7 @@ def test_file_that_is_no_program_is_command_missing(tmp_path: Path) -> None:
         finish([str(program)])
 
 
-@pytest.mark.parametrize("argv", ([], ["true", "nul\0inside"]))
+@pytest.mark.parametrize("argv", [[], ["true", "nul\0inside"]])
 def test_impossible_arguments_are_a_command_error(argv: list[str]) -> None:
     with pytest.raises(CommandError):
         finish(argv)
@@ -283,13 +283,13 @@ def test_no_descriptor_stays_open() -> None:
 
 @pytest.mark.parametrize(
     ("finished", "words"),
-    (
+    [
         (Finished(32, err="mount: /x: bad superblock.\nsee dmesg\n"), "exited with 32: see dmesg"),
         (Finished(1, out="only on stdout\n"), "exited with 1: only on stdout"),
         (Finished(2), "exited with 2"),
         (Finished(-9, err="  \n"), "killed by SIGKILL"),
         (Finished(-250), "killed by signal 250"),
-    ),
+    ],
 )
 def test_failure_says_how_it_ended_and_its_last_words(finished: Finished, words: str) -> None:
     assert finished.failure == words

@@ -57,7 +57,7 @@ def link_render_nodes(root: Path, **nodes: str) -> Path:
 
 @pytest.mark.parametrize(
     ("nodes", "vendor"),
-    (
+    [
         ((), GpuVendor.NONE),
         (("dev/null", "dev/dri/renderD128"), GpuVendor.NONE),
         (("dev/nvidiactl",), GpuVendor.NVIDIA),
@@ -73,7 +73,7 @@ def link_render_nodes(root: Path, **nodes: str) -> Path:
             ("dev/kfd", "dev/accel/accel0", "dev/tenstorrent/0", "dev/nvidiactl"),
             GpuVendor.NVIDIA,
         ),
-    ),
+    ],
 )
 def test_vendor_is_told_by_device_nodes_in_their_order(
     tmp_path: Path, nodes: tuple[str, ...], vendor: GpuVendor
@@ -110,7 +110,7 @@ def test_nvidia_bad_row_keeps_only_the_rows_before_it() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    ('"open, 1, GPU-2, 3', "only, three, fields", "a, 1, , 2", ", 1, GPU-2, 3", "a, 1, b, c, d"),
+    ['"open, 1, GPU-2, 3', "only, three, fields", "a, 1, , 2", ", 1, GPU-2, 3", "a, 1, b, c, d"],
 )
 def test_nvidia_first_bad_row_of_any_kind_ends_the_list(row: str) -> None:
     text = f"Tesla T4, 15360, GPU-1, 550.1\n\n{row}\nTesla T4, 15360, GPU-2, 550.1\n"
@@ -161,7 +161,7 @@ def test_intel_bad_row_keeps_only_the_rows_before_it() -> None:
     )
 
 
-@pytest.mark.parametrize("index", ("", "-1", "0;rm", "0,1", "²", "99999"))
+@pytest.mark.parametrize("index", ["", "-1", "0;rm", "0,1", "²", "99999"])
 def test_intel_index_is_a_number_or_the_row_is_bad(index: str) -> None:
     assert intel.read(Finished(0, f'HL-225, 1, "{index}"\n')) == ()
 
@@ -242,7 +242,7 @@ def test_amd_bus_address_in_capitals_finds_its_node(tmp_path: Path) -> None:
     assert [gpu.id for gpu in gpus] == ["/dev/dri/renderD128"]
 
 
-@pytest.mark.parametrize("bdf", ("../../../etc/x", "", None, 5, "0000:05:00.0/../x", "05:00.0"))
+@pytest.mark.parametrize("bdf", ["../../../etc/x", "", None, 5, "0000:05:00.0/../x", "05:00.0"])
 def test_amd_bus_address_that_is_none_is_never_looked_up(tmp_path: Path, bdf: object) -> None:
     root = link_render_nodes(tmp_path, renderD128="0000:05:00.0")
     entry = {"asic": {"market_name": "X"}, "bus": {"bdf": bdf}}
@@ -272,11 +272,11 @@ async def test_amd_driver_is_asked_for_first_and_left_out_after_an_error(tmp_pat
 
 @pytest.mark.parametrize(
     "answer",
-    (
+    [
         CommandTimedOut("docker took longer than 120 s"),
         CommandMissing("docker cannot be run"),
         Finished(0, "not JSON"),
-    ),
+    ],
 )
 async def test_amd_is_asked_again_only_after_a_non_zero_exit(
     tmp_path: Path, answer: Finished | Exception
@@ -370,7 +370,7 @@ def test_tenstorrent_without_a_version_file_has_no_driver_version(tmp_path: Path
 
 @pytest.mark.parametrize(
     "text",
-    ("N/A", "[N/A]", "unknown", "[Unknown]", "[Not Supported]", "[not available]", " ", "", None),
+    ["N/A", "[N/A]", "unknown", "[Unknown]", "[Not Supported]", "[not available]", " ", "", None],
 )
 def test_ways_of_saying_there_is_no_version(text: str | None) -> None:
     assert known_version(text) is None
@@ -382,7 +382,7 @@ def test_a_version_is_trimmed() -> None:
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    (
+    [
         ("81559", 81559),
         (" 7 ", 7),
         (196592, 196592),
@@ -397,7 +397,7 @@ def test_a_version_is_trimmed() -> None:
         ("9" * 5000, 0),
         ("9" * 30, 0),
         ({}, 0),
-    ),
+    ],
 )
 def test_memory_is_a_number_of_mib_or_0(value: object, number: int) -> None:
     assert whole_number(value) == number
@@ -415,12 +415,12 @@ async def test_host_without_devices_has_no_gpus_and_asks_no_tool(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("node", "tool", "output", "count"),
-    (
+    [
         ("dev/nvidiactl", "nvidia-smi", "nvidia-smi-8xh100.csv", 8),
         ("dev/accel/accel0", "hl-smi", "hl-smi-gaudi2.csv", 4),
         ("dev/tenstorrent/0", "docker", "tt-smi-wormhole-galaxy.json", 32),
         ("dev/kfd", "docker", "amd-smi-rocm6.json", 2),
-    ),
+    ],
 )
 async def test_each_vendor_is_detected_with_its_own_tool(
     tmp_path: Path, node: str, tool: str, output: str, count: int
@@ -448,23 +448,23 @@ async def test_amd_graphics_beside_an_nvidia_card_gives_nvidia(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "answer",
-    (
+    [
         Finished(9, err="NVIDIA-SMI has failed because it couldn't communicate with the driver"),
         Finished(0, ""),
         Finished(-11),
         CommandMissing("no tool"),
         CommandTimedOut("too slow"),
         RuntimeError("a fault of ours"),
-    ),
+    ],
 )
 @pytest.mark.parametrize(
     ("node", "tool"),
-    (
+    [
         ("dev/nvidiactl", "nvidia-smi"),
         ("dev/accel/accel0", "hl-smi"),
         ("dev/tenstorrent/0", "docker"),
         ("dev/kfd", "docker"),
-    ),
+    ],
 )
 async def test_a_failing_tool_means_no_gpus_and_never_an_error(
     tmp_path: Path, node: str, tool: str, answer: Finished | Exception
@@ -518,7 +518,7 @@ def test_no_text_however_odd_breaks_a_row_parser(text: str) -> None:
         assert gpu.memory_mib >= 0
 
 
-@pytest.mark.parametrize("text", ("[" * 100_000, "", "null", '"x"', '{"gpu_data": 5}'))
+@pytest.mark.parametrize("text", ["[" * 100_000, "", "null", '"x"', '{"gpu_data": 5}'])
 def test_output_that_is_no_list_of_gpus_is_a_detection_error(text: str) -> None:
     with pytest.raises(DetectionError):
         amd.read(Finished(0, text), Path("/nowhere"))

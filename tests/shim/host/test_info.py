@@ -34,7 +34,7 @@ def test_file_has_exactly_the_keys_servers_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["host_info.json"]
 
 
-@pytest.mark.parametrize("kind", ("file", "empty", "dangling link"))
+@pytest.mark.parametrize("kind", ["file", "empty", "dangling link"])
 def test_whatever_has_the_name_is_left_alone(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "host_info.json"
     if kind == "dangling link":

@@ -35,7 +35,7 @@ def test_memory_is_the_kernels_total_in_bytes(tmp_path: Path) -> None:
     assert machine.total_memory(tmp_path) == 16384 * 1024
 
 
-@pytest.mark.parametrize("text", (None, "", "MemTotal: lots\n"))
+@pytest.mark.parametrize("text", [None, "", "MemTotal: lots\n"])
 def test_unknown_memory_is_0(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "proc").mkdir()
@@ -71,7 +71,7 @@ def test_boot_id_is_the_kernels(tmp_path: Path) -> None:
     assert machine.boot_id()
 
 
-@pytest.mark.parametrize("content", (None, b"", b"\xff\xfe", b"../../etc"))
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"../../etc"])
 def test_unreadable_boot_id_is_none(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         file = tmp_path / "proc/sys/kernel/random/boot_id"
@@ -153,13 +153,13 @@ def test_other_families_and_messages_are_skipped() -> None:
 
 @pytest.mark.parametrize(
     "dump",
-    (
+    [
         message(2, struct.pack("=i", -1)),
         b"\x01",
         struct.pack("=IHHII", 0, 20, 0, 0, 0),
         struct.pack("=IHHII", 5000, 20, 0, 0, 0),
         message(20, b"\x02"),
-    ),
+    ],
 )
 def test_malformed_dump_is_an_os_error(dump: bytes) -> None:
     with pytest.raises(OSError, match="the kernel"):
