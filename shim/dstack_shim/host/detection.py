@@ -26,7 +26,7 @@ async def detect_gpus(run: Runner, log: EventLog, *, root: Path = Path("/")) -> 
     except (DetectionError, CommandError) as error:
         log.warning("gpus.not_detected", vendor=vendor.value, error=error)
         return GpuInventory()
-    except Exception as error:  # a parser's fault must not keep the shim down
+    except Exception as error:  # noqa: BLE001 - a parser's fault must not keep the shim down
         log.fault("gpus.not_detected", error, vendor=vendor.value)
         return GpuInventory()
     if not gpus:
