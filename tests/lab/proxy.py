@@ -21,17 +21,18 @@ from typing import Any, BinaryIO
 
 import attrs
 
-_VERSION = re.compile(r"^/v\d+\.\d+(?=/)")
+_VERSION = re.compile(r"^/v(\d+\.\d+)(?=/)")
 _CHUNK = 1 << 16
 
 
 @attrs.frozen
 class Request:
-    """One request, its path without the API version."""
+    """One request, its path without the API version, which is "" where there was none."""
 
     method: str
     path: str
     query: str
+    version: str
     headers: dict[str, str] = attrs.field(repr=False)
 
 
@@ -272,7 +273,8 @@ def _parse(head: bytes) -> Request:
     path, _, query = target.partition("?")
     headers = (line.partition(":") for line in lines)
     fields = {name.strip().lower(): value.strip() for name, _, value in headers}
-    return Request(method, _VERSION.sub("", path), query, fields)
+    version = _VERSION.match(path)
+    return Request(method, _VERSION.sub("", path), query, version[1] if version else "", fields)
 
 
 def _read_body(request: Request, reader: BinaryIO) -> bytes:

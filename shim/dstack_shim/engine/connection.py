@@ -213,6 +213,7 @@ class Connection:
                 allow_redirects=False,
             )
             with response:
+                _check_framed(response)
                 yield response
 
     def _ready_client(self) -> APIClient:
@@ -259,6 +260,17 @@ class Connection:
             raise EngineUnreachable(
                 f"no answer from the Docker Engine at {self.address}: {_cause(error)}"
             ) from error
+
+
+def _check_framed(response: requests.Response) -> None:
+    """Raise for an answer whose head was cut short, which the HTTP library takes as it comes.
+
+    ``HTTP/1.1 404 Not Fo`` would pass as "no such container". An engine's answer says how long
+    its body is, or cannot have one.
+    """
+    framed = {"Content-Length", "Transfer-Encoding"} & {name.title() for name in response.headers}
+    if not framed and response.status_code not in (204, 304):
+        raise EngineUnreachable("the engine's answer is cut short")
 
 
 def _words(response: requests.Response, body: bytes) -> str:

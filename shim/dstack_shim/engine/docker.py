@@ -262,8 +262,8 @@ class DockerEngine:
                 return work.result()
             if stopper.done():
                 raise PullCancelled(f"the pull of {ref} was cancelled")
-            minutes = round(self._limits.pull / 60)
-            raise PullFailed(f"the pull of {ref} did not finish within {minutes} minutes")
+            minutes = self._limits.pull / 60
+            raise PullFailed(f"the pull of {ref} did not finish within {minutes:g} minutes")
         finally:
             stopper.cancel()
             show.stop()
