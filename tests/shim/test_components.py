@@ -32,6 +32,7 @@ from dstack_shim.errors import (
     StartupError,
 )
 from dstack_shim.host.commands import run
+from dstack_shim.installed import FileIdentity
 from dstack_shim.log import event_log
 from tests.eventually import eventually_async
 from tests.shim.file_server import FileServer, Reply, serving
@@ -336,13 +337,13 @@ async def test_bad_file_never_takes_the_name(
 ) -> None:
     monkeypatch.setattr(components_module, "PATIENT", 0.5)
     put(bin_dir / RUNNER, RUNNER_1)
-    before = (bin_dir / RUNNER).stat()
+    before = FileIdentity.of(bin_dir / RUNNER)
     files.replies["/r"] = reply
 
     component = await install(installed, files.url("/r"))
 
     assert component == Component(RUNNER, "1.0", ComponentStatus.INSTALLED)
-    assert (bin_dir / RUNNER).stat() == before
+    assert FileIdentity.of(bin_dir / RUNNER) == before
     assert names(bin_dir) == [RUNNER]
     assert "component.not_installed" in caplog.text
 
@@ -491,13 +492,13 @@ async def test_content_of_a_url_is_not_fetched_twice(
     content = RUNNER_2 + b"# padding\n" * 100_000
     files.replies["/r"] = Reply(content, headers=headers)
     await install(installed, files.url("/r"))
-    before = (bin_dir / RUNNER).stat()
+    before = FileIdentity.of(bin_dir / RUNNER)
     files.sent.clear()
 
     for _ in range(3):
         assert (await install(installed, files.url("/r"))).version == "2.0"
 
-    assert (bin_dir / RUNNER).stat() == before
+    assert FileIdentity.of(bin_dir / RUNNER) == before
     if headers:
         assert files.sent.get("/r", 0) == 0
 
@@ -506,12 +507,12 @@ async def test_content_equal_to_the_installed_file_is_not_placed_again(
     installed: InstalledComponents, bin_dir: Path, files: FileServer
 ) -> None:
     put(bin_dir / RUNNER, RUNNER_1)
-    before = (bin_dir / RUNNER).stat()
+    before = FileIdentity.of(bin_dir / RUNNER)
     files.replies["/r"] = Reply(RUNNER_1)
 
     assert (await install(installed, files.url("/r"))).version == "1.0"
 
-    assert (bin_dir / RUNNER).stat() == before
+    assert FileIdentity.of(bin_dir / RUNNER) == before
 
 
 async def test_equal_content_that_cannot_be_executed_is_placed_again(
