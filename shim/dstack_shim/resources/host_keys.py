@@ -48,7 +48,8 @@ class HostKeys:
             account = await self._account(record)
             if account is None:
                 raise ResourceError(f"host_ssh_user: {_user(record)!r} is no user of this host")
-            await self._reconcile(account, [*self._standing(record, others), record])
+            claims = [*self._standing(record, others), record]
+            await self._reconcile(record.id, account, claims)
 
     async def release(self, record: Claim, others: Others) -> None:
         """Remove the record's keys, except those that another claim needs.
@@ -63,7 +64,7 @@ class HostKeys:
             if account is None:  # and so nobody who could log in by them
                 self._log.warning("host_keys.no_user", task=record.id, user=_user(record))
                 return
-            await self._reconcile(account, self._standing(record, others))
+            await self._reconcile(record.id, account, self._standing(record, others))
 
     async def confirmed(self, record: Claim) -> tuple[str, ...]:
         """Those of the record's keys that stand on our lines already.
@@ -93,7 +94,7 @@ class HostKeys:
                 found[user] = marked(content)
         return {user: fingerprints for user, fingerprints in found.items() if fingerprints}
 
-    async def _reconcile(self, account: Account, claims: Sequence[Claim]) -> None:
+    async def _reconcile(self, owner: str, account: Account, claims: Sequence[Claim]) -> None:
         wanted = [key for claim in claims for key in _keys(claim.config.host_ssh_keys)]
 
         def change(old: bytes) -> Merged:
@@ -103,7 +104,9 @@ class HostKeys:
         # Removing ours may remove the only copy: a server adds no key that is there already.
         for event, fingerprints in (("added", merged.added), ("removed", merged.removed)):
             for fingerprint in fingerprints:
-                self._log.info(f"host_keys.{event}", user=account.name, key=fingerprint)
+                self._log.info(
+                    f"host_keys.{event}", task=owner, user=account.name, key=fingerprint
+                )
 
     def _standing(self, record: Claim, others: Others) -> list[Claim]:
         claims = self._ending.standing(record.id, others)

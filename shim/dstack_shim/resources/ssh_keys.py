@@ -72,10 +72,10 @@ def parse_key(text: str) -> PublicKey:
         blob = base64.b64decode(encoded, validate=True)
     except ValueError as error:
         raise BadKey(f"{kind}: not base64") from error
-    inner, *fields = _fields(kind, blob)
-    if inner != kind.encode():
+    fields = _fields(kind, blob)
+    if fields[:1] != [kind.encode()]:
         raise BadKey(f"{kind}: the key inside is of another type")
-    if not _SHAPES[kind](fields):
+    if not _SHAPES[kind](fields[1:]):
         raise BadKey(f"{kind}: malformed key")
     return PublicKey(kind, blob, " ".join(comment))
 
@@ -135,8 +135,6 @@ def _fields(kind: str, blob: bytes) -> list[bytes]:
         if at > len(blob):
             raise BadKey(f"{kind}: the key is cut off")
         fields.append(blob[start:at])
-    if not fields:
-        raise BadKey(f"{kind}: the key is empty")
     return fields
 
 
