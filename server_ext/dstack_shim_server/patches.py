@@ -35,6 +35,15 @@ class Patches:
 
     _undo: list[Callable[[], None]] = attrs.Factory(list)
 
+    def install(self, server: Server, decider: Decider) -> None:
+        """Patch every place of the server, or none: a failure half-way takes out what was put."""
+        try:
+            for place in server.places.values():
+                self.put(place, _replacement(place, decider))
+        except BaseException:
+            self.take_out()
+            raise
+
     def put(self, place: Place, replacement: Function) -> None:
         """Replace the function at a place."""
         setattr(replacement, MARK, True)
@@ -54,18 +63,6 @@ class Patches:
 def in_place(server: Server) -> bool:
     """Say whether some load before this one has patched the server already."""
     return any(hasattr(place.function, MARK) for place in server.places.values())
-
-
-def install(server: Server, decider: Decider) -> Patches:
-    """Patch every place of the server, or none: a failure half-way takes out what was put in."""
-    patches = Patches()
-    try:
-        for place in server.places.values():
-            patches.put(place, _replacement(place, decider))
-    except BaseException:
-        patches.take_out()
-        raise
-    return patches
 
 
 def _replacement(place: Place, decider: Decider) -> Function:

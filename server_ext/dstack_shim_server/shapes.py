@@ -11,9 +11,9 @@ import ast
 import hashlib
 import importlib
 import importlib.resources
-import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import linecache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -144,14 +144,13 @@ def digest_of(function: Callable[..., Any]) -> str:
     code = _code_of(function)
     if code is None:
         return UNREADABLE
+    # By the code's own file and line: `inspect` follows `__wrapped__` and would show us the
+    # original below somebody else's patch.
     try:
-        # By code object, not by function: `inspect` follows `__wrapped__` and would show us the
-        # original below somebody else's patch.
-        lines, _ = inspect.findsource(code)
-        tree = ast.parse("".join(lines))
-    except (OSError, SyntaxError, ValueError):
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
         return UNREADABLE
-    nodes = [node for node in ast.walk(tree) if _is_source_of(node, code)]
+    nodes = [node for node in _functions(tree.body) if _is_source_of(node, code)]
     return digest_of_node(nodes[0]) if len(nodes) == 1 else UNREADABLE
 
 
@@ -165,11 +164,18 @@ def _code_of(function: Callable[..., Any]) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def _is_source_of(node: ast.AST, code: CodeType) -> bool:
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != code.co_name:
-        return False
+def _functions(body: Sequence[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions of a module and of its classes: those inside functions are not patched."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from _functions(node.body)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _is_source_of(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType) -> bool:
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return first == code.co_firstlineno
+    return node.name == code.co_name and first == code.co_firstlineno
 
 
 # `ast.dump` and `ast.unparse` differ between Python versions; the trees themselves, for the syntax
@@ -183,17 +189,18 @@ def _canonical(value: object) -> str:
     if not isinstance(value, ast.AST):
         return repr(value)
     fields = [
-        f"{name}={_canonical(_without_docstring(name, field))}"
+        f"{name}={_canonical(_relevant(value, name, field))}"
         for name, field in ast.iter_fields(value)
         if name not in _HINTS and field != [] and (field is not None or name == "value")
     ]
     return f"{type(value).__name__}({','.join(fields)})"
 
 
-def _without_docstring(name: str, field: object) -> object:
-    if name != "body" or not isinstance(field, list) or not field:
-        return field
-    match field[0]:
-        case ast.Expr(value=ast.Constant(value=str())):
-            return field[1:]
+def _relevant(node: ast.AST, name: str, field: object) -> object:
+    """Leave out a docstring, and the empty strings 3.12.1 sees in the format of an f-string."""
+    match field:
+        case [ast.Expr(value=ast.Constant(value=str())), *rest] if name == "body":
+            return rest
+        case [*parts] if isinstance(node, ast.JoinedStr):
+            return [part for part in parts if getattr(part, "value", None) != ""]
     return field
