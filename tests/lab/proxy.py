@@ -120,7 +120,7 @@ class CountingProxy:
             for request in self.requests
         )
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Count from zero."""
         with self._lock:
             self._requests.clear()

@@ -16,6 +16,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+_Deliver = Callable[[], None]
+_Work = Callable[[], _Deliver]
+"""Does a call and returns how to tell its outcome."""
+
 
 class Workers:
     """At most ``size`` threads that take calls in order, started when first needed.
@@ -29,7 +33,7 @@ class Workers:
         self._started = 0
         self._outstanding = 0  # calls that wait or run
         self._lock = threading.Lock()
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[_Work | None] = SimpleQueue()
 
     async def run(self, call: Callable[[], T]) -> T:
         """Do a short call on one of the threads."""
@@ -47,7 +51,11 @@ class Workers:
     async def run_apart(self, call: Callable[[], T]) -> T:
         """Do a call that may take long on a thread of its own, so that none waits behind it."""
         outcome, work = _prepare(call)
-        threading.Thread(target=work, name="engine apart", daemon=True).start()
+
+        def do() -> None:
+            work()()
+
+        threading.Thread(target=do, name="engine apart", daemon=True).start()
         return await outcome
 
     def close(self) -> None:
@@ -57,34 +65,38 @@ class Workers:
                 self._calls.put(None)
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
+        while (work := self._calls.get()) is not None:
+            deliver = work()
+            # First: whoever learns of the outcome may call again, and this thread is free.
             with self._lock:
                 self._outstanding -= 1
+            deliver()
 
 
-def _prepare(call: Callable[[], T]) -> tuple[asyncio.Future[T], Callable[[], None]]:
+def _prepare(call: Callable[[], T]) -> tuple[asyncio.Future[T], _Work]:
     """A future for the running loop, and the work that settles it from any thread."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
-    def deliver(settle: Callable[[], None]) -> None:
+    def settled_by(settle: Callable[[], None]) -> _Deliver:
         def unless_given_up() -> None:
             if not outcome.done():
                 settle()
 
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(unless_given_up)
+        def deliver() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(unless_given_up)
 
-    def work() -> None:
+        return deliver
+
+    def work() -> _Deliver:
         if outcome.cancelled():
-            return  # given up before it was begun
+            return lambda: None  # given up before it was begun
         try:
             result = call()
         except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
             failure = error
-            deliver(lambda: outcome.set_exception(failure))
-        else:
-            deliver(lambda: outcome.set_result(result))
+            return settled_by(lambda: outcome.set_exception(failure))
+        return settled_by(lambda: outcome.set_result(result))
 
     return outcome, work
