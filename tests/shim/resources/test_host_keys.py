@@ -219,7 +219,9 @@ FOREIGN = st.sampled_from([b"", b"x\r\n\n", b"# added by dstack-shim\n", f"{POOL
 
 
 @given(tasks=TASKS, data=st.data(), foreign=FOREIGN)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+)
 def test_our_lines_are_always_the_union_of_the_standing_tasks(
     tmp_path: Path, tasks: list[list[str]], data: st.DataObject, foreign: bytes
 ) -> None:

@@ -507,7 +507,9 @@ TASKS = st.lists(st.lists(st.sampled_from(VOLUMES), max_size=3), min_size=1, max
 
 
 @given(tasks=TASKS, data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+)
 def test_mounts_are_always_the_union_of_the_standing_tasks(
     tmp_path_factory: pytest.TempPathFactory, tasks: list[list[VolumeInfo]], data: st.DataObject
 ) -> None:
