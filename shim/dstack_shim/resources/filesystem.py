@@ -35,7 +35,7 @@ class Verdict:
 
     words: str
     mountable: bool = True
-    """False if a mount cannot succeed; None is known to succeed either."""
+    """False where a mount is known to fail; where it is not, the mount itself tells."""
 
     @property
     def blank(self) -> bool:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import stat
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,6 @@ from dstack_shim.resources.volumes import (
     is_same_device,
     is_volume_name,
     make_mount_point,
-    note_formatting,
-    open_new_root,
     volumes_from_mounts,
 )
 from tests.shim.resources.disks import Disks, volume
@@ -420,76 +417,6 @@ def test_a_device_is_known_by_number_or_by_path(tmp_path: Path) -> None:
     assert is_same_device(Mount("/m", "/dev/other-name", (8, 16)), device)
     assert is_same_device(Mount("/m", str(tmp_path / "sdb"), (0, 44)), device)
     assert not is_same_device(Mount("/m", str(tmp_path / "sdc"), (8, 32)), device)
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-@pytest.fixture
-def new_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What ``mkfs.ext4`` leaves as the root of a file system, on any file system and as anybody."""
-    root = tmp_path / "data"
-    (root / "lost+found").mkdir(parents=True)
-    root.chmod(0o755)
-    really = Path.stat
-
-    class AsRoot:
-        def __init__(self, of: object) -> None:
-            self._of = of
-            self.st_uid = 0
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._of, name)
-
-    monkeypatch.setattr(Path, "stat", lambda path, **options: AsRoot(really(path, **options)))
-    return root
-
-
-def test_the_root_of_a_file_system_we_made_is_opened_to_everybody(new_root: Path) -> None:
-    parent = str(new_root.parent)
-    note_formatting(parent, "data", "gcp 1")
-    assert mode(new_root.parent / ".data.formatting") == 0o600
-    open_new_root(parent, "data", "gcp 1")
-    assert mode(new_root) == 0o777
-    assert not (new_root.parent / ".data.formatting").exists()
-
-
-def test_a_root_that_somebody_else_made_is_left_alone(new_root: Path) -> None:
-    open_new_root(str(new_root.parent), "data", "gcp 1")
-    assert mode(new_root) == 0o755
-
-
-def test_a_root_is_left_alone_once_somebody_has_used_the_volume(new_root: Path) -> None:
-    note_formatting(str(new_root.parent), "data", "gcp 1")
-    (new_root / "file").touch()
-    open_new_root(str(new_root.parent), "data", "gcp 1")
-    assert mode(new_root) == 0o755
-    note_formatting(str(new_root.parent), "data", "gcp 1")
-    (new_root / "file").unlink()
-    new_root.chmod(0o700)
-    open_new_root(str(new_root.parent), "data", "gcp 1")
-    assert mode(new_root) == 0o700
-
-
-def test_a_note_about_an_earlier_volume_of_that_name_counts_for_nothing(new_root: Path) -> None:
-    note_formatting(str(new_root.parent), "data", "gcp 1")
-    note_formatting(str(new_root.parent), "data", "gcp 2")
-    open_new_root(str(new_root.parent), "data", "gcp 1")
-    assert mode(new_root) == 0o755
-    assert not (new_root.parent / ".data.formatting").exists()
-
-
-def test_a_root_that_cannot_be_opened_is_an_error(
-    new_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    note_formatting(str(new_root.parent), "data", "gcp 1")
-    monkeypatch.setattr(Path, "chmod", fail)
-    with pytest.raises(ResourceError, match=r"volume data: .*Operation not permitted"):
-        open_new_root(str(new_root.parent), "data", "gcp 1")
 
 
 async def test_nothing_is_formatted_before_that_can_be_noted(host: Disks) -> None:
