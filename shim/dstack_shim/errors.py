@@ -21,6 +21,9 @@
      ├─ ComponentError              a component could not be installed
      │   ├─ InstallRefused          empty or unknown name, empty url               → 400
      │   └─ InstallInProgress       the same component is being installed          → 409
+     ├─ MetricsError                a task's GPU metrics are not to be had
+     │   ├─ NoExporter              no dcgm-exporter runs on this host             → 404
+     │   └─ ExporterFailed          it gave no answer                              → 502
      └─ EngineError                 the Docker Engine refused or failed            → 500
          ├─ EngineUnreachable       no answer: says nothing about any container
          ├─ ContainerNotFound       the engine answered: there is none
@@ -110,6 +113,18 @@ class InstallRefused(ComponentError):
 
 class InstallInProgress(ComponentError):
     """The same component is being installed: ask again when it is done."""
+
+
+class MetricsError(ShimError):
+    """The GPU metrics of a task are not to be had."""
+
+
+class NoExporter(MetricsError):
+    """No dcgm-exporter runs here: not an NVIDIA host, or the program is not installed."""
+
+
+class ExporterFailed(MetricsError):
+    """The dcgm-exporter gave no answer; it may be starting: ask again."""
 
 
 class EngineError(ShimError):
