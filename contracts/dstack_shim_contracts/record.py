@@ -34,7 +34,7 @@ READER: Final = 1
 """Records asking for a newer reader than this are left alone."""
 
 MAX_RECORD_BYTES: Final = 4 * 1024 * 1024
-"""More than any record can need: a submit and a terminate body of 1 MiB each, and room."""
+"""More than a record can need: a submit and a terminate body of 1 MiB each, and room."""
 
 _CREDENTIALS: Final = frozenset({"registry_username", "registry_password"})
 

@@ -10,16 +10,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
-from dstack_shim_contracts.api import MAX_BODY_BYTES, TaskConfig
+from dstack_shim_contracts.api import TaskConfig
 from dstack_shim_contracts.errors import BodyError
-from dstack_shim_contracts.shapes import unstructure
-from dstack_shim_contracts.wire import BODY, dump_json
 
 MAX_ID_LENGTH: Final = 256
 MAX_NAME_LENGTH: Final = 200
 """The longest name that leaves room for the hash in a file name of 255 bytes."""
 MAX_VOLUME_NAME_BYTES: Final = 255
 """A volume's name is the name of its mount point."""
+
+MAX_ITEMS: Final = 1000
+"""Of any list. Items are cheap to send and grow when their defaults are written out: without a
+bound a body of 1 MiB could become a record too large to be read back."""
 
 NETWORK_MODES: Final = ("", "host", "bridge")
 
@@ -28,6 +30,7 @@ _ENGINE_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 
 def validate_submit(config: TaskConfig) -> None:
     """Raise :class:`BodyError` for the first field that breaks a rule."""
+    _check_lengths(config)
     _check_names(config)
     _check_amounts(config)
     _check_volumes(config)
@@ -35,10 +38,13 @@ def validate_submit(config: TaskConfig) -> None:
     for path, text in _texts(config, ""):
         if "\0" in text:
             raise BodyError(path, "no NUL character")
-    # Written out with every default the body may be many times what came in, and whatever is
-    # accepted must be readable again from its record.
-    if len(dump_json(unstructure(config))) > MAX_BODY_BYTES:
-        raise BodyError(BODY, f"at most {MAX_BODY_BYTES} bytes with all defaults written out")
+
+
+def _check_lengths(config: TaskConfig) -> None:
+    for attribute in attrs.fields(TaskConfig):
+        value = getattr(config, attribute.name)
+        if isinstance(value, tuple) and len(value) > MAX_ITEMS:
+            raise BodyError(attribute.name, f"at most {MAX_ITEMS} items")
 
 
 def _check_names(config: TaskConfig) -> None:

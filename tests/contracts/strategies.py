@@ -35,9 +35,13 @@ UNKNOWN_KEYS = st.dictionaries(
 )
 
 
-@functools.cache
 def models(cls: Any) -> st.SearchStrategy[Any]:
     """Any model of a class that can be written and read back."""
+    return _models(cls)
+
+
+@functools.cache
+def _models(cls: Any) -> st.SearchStrategy[Any]:
     members = {attribute.name: _member(attribute) for attribute in attrs.fields(cls)}
     if cls is TaskRecord:
         members["min_reader"] = st.just(1)
@@ -82,7 +86,9 @@ def _of_kind(kind: Any, note: Wire) -> st.SearchStrategy[Any]:
     return scalars[kind]
 
 
-def instances(schema: dict[str, Any], root: dict[str, Any] | None = None) -> st.SearchStrategy[Any]:
+def instances(
+    schema: dict[str, Any], root: dict[str, Any] | None = None
+) -> st.SearchStrategy[Any]:
     """Instances of one of our schemas: of the part of JSON Schema they use, and no more."""
     root = root or schema
     if "$ref" in schema:
