@@ -35,9 +35,9 @@ from dstack_shim.engine.runner_command import (
     runner_command,
 )
 from dstack_shim.errors import ResourceError
+from dstack_shim.resources.volume_names import ROOT as VOLUMES_ROOT
 
 LABEL_GPUS: Final = LABEL_PREFIX + "gpus"
-VOLUMES_DIR: Final = "/mnt/disks/dstack-volumes"
 
 INFINIBAND: Final = "/dev/infiniband"
 HUGEPAGES: Final = "/dev/hugepages-1G"
@@ -194,7 +194,7 @@ def _mounts(config: TaskConfig, settings: ContainerSettings, runner_dir: str) ->
     return (
         Mount(runner_dir, RUNNER_DIR_IN_CONTAINER),
         Mount(settings.runner_path, RUNNER_IN_CONTAINER),
-        *(Mount(f"{VOLUMES_DIR}/{mount.name}", mount.path) for mount in config.volume_mounts),
+        *(Mount(f"{VOLUMES_ROOT}/{mount.name}", mount.path) for mount in config.volume_mounts),
         *(Mount(mount.instance_path, mount.path) for mount in config.instance_mounts),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -22,8 +22,8 @@ from dstack_shim.resources.devices import Device, Devices, HostFiles, Timing
 from dstack_shim.resources.filesystem import FileSystems, complaint
 from dstack_shim.resources.mounts import Mount, parse_mountinfo, unfinished
 from dstack_shim.resources.protocol import Blocking, Claim, Ending, Others
+from dstack_shim.resources.volume_names import ROOT, is_volume_name
 
-ROOT = "/mnt/disks/dstack-volumes"
 MOUNT_LIMIT = 120.0  # s: a journal may have to be replayed
 UNMOUNT_LIMIT = 60.0  # s: what is in memory may have to be written
 SETTLE_FOR_ACQUIRE, SETTLE_FOR_RELEASE = 60.0, 5.0  # s; a server waits 9 s for a release
@@ -214,27 +214,6 @@ class Volumes:
 
     def _lock(self, of: object) -> asyncio.Lock:
         return self._locks.setdefault(of, asyncio.Lock())
-
-
-def is_volume_name(name: str) -> bool:
-    """Whether a volume of this name can have a mount point: one plain visible path component."""
-    return (
-        0 < len(name.encode(errors="replace")) <= 200
-        and not name.startswith(".")
-        and "/" not in name
-        and name.isprintable()
-    )
-
-
-def volumes_from_mounts(sources: Iterable[str], root: str = ROOT) -> tuple[VolumeInfo, ...]:
-    """What a container has of volumes, by the sources of its mounts: names, nothing else.
-
-    For a task without a record, and to cut the claim of a record that the job could write
-    down to what its container confirms.
-    """
-    prefix = root + "/"
-    names = (source.removeprefix(prefix) for source in sources if source.startswith(prefix))
-    return tuple(VolumeInfo(name=name) for name in dict.fromkeys(names) if is_volume_name(name))
 
 
 def is_same_device(mount: Mount, device: Device) -> bool:

@@ -85,11 +85,15 @@ class Holdings:
                     await resource.release(entry.task.record, partial(self._others, entry))
                 except ResourceError as error:
                     problems.append(f"{resource.name}: {error}")
-            # The container cannot run any more, so its GPUs are free whatever else failed.
-            self._gpus.release(entry.task.id)
             if problems:
+                # The container cannot run any more, so its GPUs are free whatever else failed.
+                await self._book.change(entry, partial(with_gpus, gpus=()))
+                self._gpus.release(entry.task.id)
                 raise ResourceError("; ".join(problems))
+            # Unlocked only once that is on disk: after a crash in between, a GPU given to the
+            # next task would be claimed by both.
             await self._book.change(entry, released)
+            self._gpus.release(entry.task.id)
             self._log.info("task.released", task=entry.task.id)
 
     def _others(self, entry: Entry) -> tuple[TaskRecord, ...]:

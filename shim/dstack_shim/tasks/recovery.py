@@ -22,10 +22,10 @@ from dstack_shim_contracts.statuses import TaskStatus
 from dstack_shim.engine.container import gpus_from_labels
 from dstack_shim.engine.protocol import Container
 from dstack_shim.records import FoundDir, RecordKind
+from dstack_shim.resources.volume_names import volumes_from_mounts
 from dstack_shim.tasks.task import Saving, Task
 
 RUNNER_MOUNT = "/tmp/runner"  # noqa: S108 - a path inside the container, fixed by every runner
-VOLUMES = "/mnt/disks/dstack-volumes/"
 
 _STATUS_OF_STEP = {
     "preparing": TaskStatus.PREPARING,
@@ -303,13 +303,4 @@ def _ports(container: Container) -> tuple[PortMapping, ...]:
 
 
 def _mounted_volumes(container: Container) -> tuple[VolumeInfo, ...]:
-    names = (
-        mount.source[len(VOLUMES) :]
-        for mount in container.mounts
-        if mount.source.startswith(VOLUMES)
-    )
-    return tuple(
-        VolumeInfo(name=name)
-        for name in dict.fromkeys(names)
-        if name and "/" not in name and name not in (".", "..")
-    )
+    return volumes_from_mounts(mount.source for mount in container.mounts)

@@ -13,12 +13,11 @@ from dstack_shim.host.commands import Finished
 from dstack_shim.resources.devices import Device
 from dstack_shim.resources.mounts import Mount
 from dstack_shim.resources.protocol import Others
+from dstack_shim.resources.volume_names import is_volume_name, volumes_from_mounts
 from dstack_shim.resources.volumes import (
     Volumes,
     is_same_device,
-    is_volume_name,
     make_mount_point,
-    volumes_from_mounts,
 )
 from tests.shim.resources.disks import Disks, volume
 from tests.shim.resources.stage import Wish, others, wish

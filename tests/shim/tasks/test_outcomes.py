@@ -49,7 +49,7 @@ def test_a_running_task_with_a_live_container_is_left_as_it_is(state: ContainerS
 
 @pytest.mark.parametrize("state", LIVE)
 @pytest.mark.parametrize(
-    "status", (TaskStatus.PENDING, TaskStatus.PREPARING, TaskStatus.PULLING, TaskStatus.CREATING)
+    "status", [TaskStatus.PENDING, TaskStatus.PREPARING, TaskStatus.PULLING, TaskStatus.CREATING]
 )
 def test_a_start_nobody_finishes_is_shown_running_once_its_container_lives(
     state: ContainerState, status: TaskStatus
@@ -73,7 +73,7 @@ def test_a_state_nobody_knows_never_ends_a_task() -> None:
 
 @pytest.mark.parametrize(
     ("step", "handover", "age", "boot_id", "expected"),
-    (
+    [
         (Step.STARTING, False, FRESH - 1, BOOT.id, Do.START),
         (Step.CREATING, False, FRESH - 1, BOOT.id, Do.START),
         (Step.STARTING, False, FRESH + 1, BOOT.id, Do.END_UNSTARTED),
@@ -83,7 +83,7 @@ def test_a_state_nobody_knows_never_ends_a_task() -> None:
         (Step.STARTING, False, 1, None, Do.START),
         (Step.RUNNING, False, 1, BOOT.id, Do.END_UNSTARTED),
         (Step.PULLING, False, 1, BOOT.id, Do.END_UNSTARTED),
-    ),
+    ],
 )
 def test_a_created_container_is_started_only_while_that_is_what_the_server_waits_for(
     step: Step, handover: bool, age: float, boot_id: str | None, expected: Do
@@ -106,18 +106,18 @@ def test_a_created_container_whose_task_is_released_is_not_started() -> None:
 DECIDED = {"terminated": True, "termination_reason": "terminated_by_user"}
 
 
-@pytest.mark.parametrize("state", (*LIVE, ContainerState.UNKNOWN))
+@pytest.mark.parametrize("state", [*LIVE, ContainerState.UNKNOWN])
 def test_a_container_that_outlived_its_task_is_stopped(state: ContainerState) -> None:
     assert what_to_do(record(**DECIDED), container(state), NOW, BOOT) is Do.STOP
 
 
-@pytest.mark.parametrize(("stop_by", "expected"), ((NOW + 1, Do.NOTHING), (NOW - 1, Do.STOP)))
+@pytest.mark.parametrize(("stop_by", "expected"), [(NOW + 1, Do.NOTHING), (NOW - 1, Do.STOP)])
 def test_a_grace_given_before_a_restart_still_holds(stop_by: float, expected: Do) -> None:
     task = record(**DECIDED, stop_by=stop_by)
     assert what_to_do(task, container(ContainerState.RUNNING), NOW, BOOT) is expected
 
 
-@pytest.mark.parametrize("there", (None, *OVER, ContainerState.CREATED))
+@pytest.mark.parametrize("there", [None, *OVER, ContainerState.CREATED])
 def test_a_decided_task_whose_container_does_not_run_ends_then_releases_then_rests(
     there: ContainerState | None,
 ) -> None:
@@ -132,12 +132,12 @@ def test_a_decided_task_whose_container_does_not_run_ends_then_releases_then_res
 
 @pytest.mark.parametrize(
     ("ended_at", "there", "expected"),
-    (
+    [
         (NOW - TOMBSTONE_KEPT - 1, None, Do.EXPIRE),
         (NOW - TOMBSTONE_KEPT + 1, None, Do.NOTHING),
         (None, None, Do.NOTHING),
         (NOW - TOMBSTONE_KEPT - 1, ContainerState.EXITED, Do.NOTHING),
-    ),
+    ],
 )
 def test_a_tombstone_is_kept_for_its_time_and_a_container_for_ever(
     ended_at: float | None, there: ContainerState | None, expected: Do
@@ -156,7 +156,7 @@ def test_exit_code_zero_is_success_without_a_message() -> None:
     assert (outcome.reason, outcome.message) == ("done_by_runner", "")
 
 
-@pytest.mark.parametrize("code", (1, 7, 137, 255, -1))
+@pytest.mark.parametrize("code", [1, 7, 137, 255, -1])
 def test_another_exit_code_is_an_error_with_the_last_lines(code: int) -> None:
     outcome = outcome_of_exit(RECORD, details(code), "last\nwords", BOOT)
     assert outcome.reason == "container_exited_with_error"
@@ -165,11 +165,11 @@ def test_another_exit_code_is_an_error_with_the_last_lines(code: int) -> None:
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    (
+    [
         ({}, "container exited with code 137"),
         ({"oom_killed": True}, "container exited with code 137: out of memory"),
         ({"error": "engine words"}, "container exited with code 137: engine words"),
-    ),
+    ],
 )
 def test_an_exit_without_output_says_at_least_the_code(
     more: dict[str, object], message: str
@@ -179,13 +179,13 @@ def test_an_exit_without_output_says_at_least_the_code(
 
 @pytest.mark.parametrize(
     ("boot_id", "finished_at", "reason"),
-    (
+    [
         ("another-boot", BOOT.started_at - 1, "done_by_runner"),
         ("another-boot", BOOT.started_at + 1, "executor_error"),
         ("another-boot", None, "executor_error"),
         (BOOT.id, BOOT.started_at + 1, "done_by_runner"),
         (None, BOOT.started_at + 1, "done_by_runner"),
-    ),
+    ],
 )
 def test_a_zero_the_job_did_not_say_is_no_success_after_a_reboot(
     boot_id: str | None, finished_at: float | None, reason: str
@@ -209,14 +209,14 @@ def test_a_container_whose_start_was_refused_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("step", "message"),
-    (
+    [
         (None, "container not found"),
         (Step.RUNNING, "container not found"),
         (Step.STARTING, "container not found"),
         (Step.PULLING, "interrupted while pulling: the shim was restarted"),
         (Step.PREPARING, "interrupted while preparing: the shim was restarted"),
         (Step.CREATING, "interrupted while creating: the shim was restarted"),
-    ),
+    ],
 )
 def test_a_task_without_a_container_says_how_far_it_came(step: Step | None, message: str) -> None:
     record = attrs.evolve(RECORD, intent=intent(step) if step else None)

@@ -62,7 +62,7 @@ def test_a_task_with_record_and_container_is_restored_as_running_whatever_its_st
 
 
 @pytest.mark.parametrize("state", list(ContainerState))
-@pytest.mark.parametrize("reason", ("terminated_by_user", ""))
+@pytest.mark.parametrize("reason", ["terminated_by_user", ""])
 def test_a_decided_task_is_restored_as_terminated_with_its_reason(
     state: ContainerState, reason: str
 ) -> None:
@@ -80,14 +80,14 @@ def test_released_without_a_reason_is_restored_as_running_and_owns_nothing() -> 
 
 @pytest.mark.parametrize(
     ("step", "status"),
-    (
+    [
         (None, TaskStatus.RUNNING),
         (Step.PREPARING, TaskStatus.PREPARING),
         (Step.PULLING, TaskStatus.PULLING),
         (Step.CREATING, TaskStatus.CREATING),
         (Step.STARTING, TaskStatus.CREATING),
         (Step.RUNNING, TaskStatus.RUNNING),
-    ),
+    ],
 )
 def test_a_record_without_a_container_is_known_where_it_stood(
     step: Step | None, status: TaskStatus
@@ -102,7 +102,7 @@ def test_a_record_without_a_container_still_holds_its_gpus_until_released() -> N
     assert planned([good(gpus=("g1",), cleaned_up=True)], []).restore[0].gpus == ()
 
 
-@pytest.mark.parametrize("kind", (RecordKind.NONE, RecordKind.DAMAGED, RecordKind.UNREADABLE))
+@pytest.mark.parametrize("kind", [RecordKind.NONE, RecordKind.DAMAGED, RecordKind.UNREADABLE])
 def test_a_container_without_a_usable_record_is_adopted_by_its_label(kind: RecordKind) -> None:
     result = planned([FoundDir(NAME, kind, problem="why")], [container()])
     (item,) = result.restore
@@ -144,7 +144,7 @@ def test_damage_without_a_container_is_set_aside_and_nothing_else() -> None:
     assert result.restore == ()
 
 
-@pytest.mark.parametrize("kind", (RecordKind.NONE, RecordKind.UNREADABLE))
+@pytest.mark.parametrize("kind", [RecordKind.NONE, RecordKind.UNREADABLE])
 def test_a_directory_nobody_can_place_is_left_alone(kind: RecordKind) -> None:
     result = planned([FoundDir("x-1", kind)], [])
     assert (result.set_aside, result.restore) == ((), ())
@@ -157,7 +157,7 @@ def test_a_container_of_another_home_is_left_alone() -> None:
     assert "/another/home" in result.leave[0].why
 
 
-@pytest.mark.parametrize("home", (None, HOME))
+@pytest.mark.parametrize("home", [None, HOME])
 def test_a_container_of_this_home_or_of_none_is_ours(home: str | None) -> None:
     assert len(planned([], [container(home=home)]).restore) == 1
 
