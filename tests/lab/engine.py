@@ -120,6 +120,10 @@ class PrivateEngine:
             self.power_off()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def has_container_processes(self) -> bool:
+        """Whether any process of any of its containers runs."""
+        return any(True for _ in self._container_processes())
+
     def say_no_modeset(self, is_missing: bool = True) -> None:
         """Make NVIDIA containers that ask for the display part fail to start."""
         marker = self.directory / "no-modeset"

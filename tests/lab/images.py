@@ -80,6 +80,10 @@ class Images:
             self._made.add(name)
         return name
 
+    def forget(self, name: str) -> None:
+        """The image was removed: make it again when it is asked for."""
+        self._made.discard(name)
+
 
 def write_runner(path: Path, version: str = "0.22.5") -> Path:
     """Put the stand-in runner at ``path``, saying it is of ``version``."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import shutil
-import socket
 import subprocess
 import threading
-import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import docker
 
@@ -17,6 +18,8 @@ from dstack_shim.engine.protocol import Credentials
 from tests.eventually import eventually
 
 PROGRAM = "docker-registry"
+
+T = TypeVar("T")
 
 
 class Registry:
@@ -90,43 +93,73 @@ class Registry:
 
 
 class SlowWay:
-    """A TCP relay to a registry that passes on so many bytes a second; 0 is silence."""
+    """A TCP relay to a registry that passes on so many bytes a second; 0 is silence.
+
+    What is small (manifests, the first 16 KiB of a connection) passes at once.
+    """
 
     def __init__(self, target_port: int, port: int, bytes_per_second: int) -> None:
         self.host = f"127.0.0.1:{port}"
         self.bytes_per_second = bytes_per_second
+        self.open_connections = 0
+        self._port = port
         self._target_port = target_port
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.connections = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def open(self) -> None:
+        """Listen from now on."""
+        self._thread.start()
+        self._server = self._do(asyncio.start_server(self._connected, "127.0.0.1", self._port))
 
     def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        """Stop listening and close every connection."""
+        self._do(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            target = socket.create_connection(("127.0.0.1", self._target_port))
-            self.connections += 1
-            pace = {client: None, target: self}
-            for source, sink in ((client, target), (target, client)):
-                words = (source, sink, pace[source] is not None)
-                threading.Thread(target=self._relay, args=words, daemon=True).start()
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
-    def _relay(self, source: socket.socket, sink: socket.socket, is_slow: bool) -> None:
-        sent = 0
-        with suppress(OSError), source:
-            while data := source.recv(4096):
-                # Small answers (manifests) pass at once, blobs are slowed down.
-                while is_slow and sent > 16384 and self.bytes_per_second == 0:
-                    time.sleep(0.05)
-                if is_slow and sent > 16384:
-                    time.sleep(len(data) / self.bytes_per_second)
-                sink.sendall(data)
-                sent += len(data)
-            sink.shutdown(socket.SHUT_WR)
+    async def _close(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _connected(
+        self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
+        target_reader, target = await asyncio.open_connection("127.0.0.1", self._target_port)
+        self.open_connections += 1
+        ways = {
+            asyncio.ensure_future(self._relay(client_reader, target, is_slow=False)),
+            asyncio.ensure_future(self._relay(target_reader, client, is_slow=True)),
+        }
+        try:
+            with suppress(asyncio.CancelledError):  # the streams' own callback logs it as a fault
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for writer in (client, target):
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+            self.open_connections -= 1
+
+    async def _relay(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_slow: bool
+    ) -> None:
+        passed = 0
+        while data := await reader.read(4096):
+            if is_slow and passed > 16384:
+                while self.bytes_per_second == 0:  # noqa: ASYNC110 - set from another thread
+                    await asyncio.sleep(0.02)
+                await asyncio.sleep(len(data) / self.bytes_per_second)
+            writer.write(data)
+            await writer.drain()
+            passed += len(data)

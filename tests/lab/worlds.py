@@ -136,7 +136,7 @@ def script_of(program: Program) -> str:
     """The shell that does what the program says."""
     words = [f"echo '{line}'" for line in program.lines]
     if program.on_term is not None:
-        words.append(f"trap 'exit {program.on_term}' TERM")
+        words.insert(0, f"trap 'exit {program.on_term}' TERM")  # before it says that it listens
     if program.after is None:
         # In the background, or a trap would wait for the sleep to end.
         words.append("while true; do sleep 3600 & wait $!; done")
