@@ -29,6 +29,7 @@ from dstack_shim_contracts.api import (
     Components,
     HealthcheckResponse,
     Implementation,
+    InstanceHealth,
     InstanceInfo,
 )
 from dstack_shim_contracts.features import FEATURES
@@ -44,6 +45,7 @@ from dstack_shim.engine.workers import Workers
 from dstack_shim.errors import EngineError, StartupError
 from dstack_shim.home import check_home, lock_home
 from dstack_shim.host.commands import run as run_command
+from dstack_shim.host.dcgm import GpuTelemetry, open_telemetry
 from dstack_shim.host.gpus import GpuInventory, GpuVendor
 from dstack_shim.host.info import host_info, write_host_info
 from dstack_shim.instance import Instance, look_around
@@ -122,6 +124,7 @@ class Daemon:
             started_at=_rfc3339(self._clock.now()),
         )
         self._inventory = GpuInventory()
+        self._telemetry = GpuTelemetry()
 
     async def run(self) -> None:
         """Start, serve until :meth:`shut_down` or a signal, stop."""
@@ -132,6 +135,7 @@ class Daemon:
         instance = await look_around(run_command, self._log)
         self._inventory = instance.inventory
         self.tasks = self._make_core(engine, instance)
+        self._telemetry = self._open_telemetry()
         if self._settings.service:
             self._tell_host_info(Path(info.root_dir))
         await self.tasks.restore()
@@ -190,6 +194,17 @@ class Daemon:
             implementation=self._implementation,
         )
 
+    async def instance_health(self) -> InstanceHealth:
+        """What DCGM says of the GPUs."""
+        return await self._telemetry.instance_health()
+
+    async def task_metrics(self, task_id: str) -> str:
+        """The Prometheus text of the task's GPUs.
+
+        Raises ``TaskNotFound``, ``MetricsError``.
+        """
+        return await self._telemetry.task_metrics(self.tasks.info(task_id).gpus_ids)
+
     def instance_info(self) -> InstanceInfo:
         """Which GPUs this instance has."""
         vendor = self._inventory.vendor
@@ -224,6 +239,16 @@ class Daemon:
         self._log.info("engine.found", version=info.version, api=info.api_version)
         return info
 
+    def _open_telemetry(self) -> GpuTelemetry:
+        return open_telemetry(
+            self._inventory.vendor,
+            home=self._home,
+            exporter_port=self._settings.dcgm_exporter_http_port,
+            exporter_interval_ms=self._settings.dcgm_exporter_interval,
+            dcgm_address=self._settings.dcgm_address,
+            log=self._log,
+        )
+
     def _tell_host_info(self, docker_root: Path) -> None:
         """Write what an SSH fleet's server waits for; a full disk must not stop the shim."""
         try:
@@ -244,7 +269,10 @@ class Daemon:
         with contextlib.suppress(asyncio.CancelledError):
             await step
         await asyncio.gather(
-            self.tasks.drain(limit), server.drain(limit), self._components.close()
+            self.tasks.drain(limit),
+            server.drain(limit),
+            self._components.close(),
+            self._telemetry.close(),
         )
         await engine.close()
         self._log.info("daemon.stopped")

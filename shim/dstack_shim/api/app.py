@@ -10,6 +10,7 @@ from dstack_shim_contracts.api import (
     ComponentInstallRequest,
     Components,
     HealthcheckResponse,
+    InstanceHealth,
     InstanceInfo,
     ShutdownRequest,
     TaskConfig,
@@ -23,7 +24,7 @@ from dstack_shim_contracts.errors import BodyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from dstack_shim.api.bodies import json_answer, read_body
@@ -31,6 +32,7 @@ from dstack_shim.api.errors import on_http, on_known, on_unknown, text
 from dstack_shim.errors import ShimError
 
 T = TypeVar("T")
+_PROMETHEUS = "text/plain; version=0.0.4"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -72,6 +74,12 @@ class Shim(Protocol):
     def install(self, request: ComponentInstallRequest) -> None:
         """Begin to install a component."""
 
+    async def instance_health(self) -> InstanceHealth:
+        """What DCGM says of the GPUs."""
+
+    async def task_metrics(self, task_id: str) -> str:
+        """Prometheus text of the task's GPUs."""
+
     def instance_info(self) -> InstanceInfo:
         """Which GPUs this instance has."""
 
@@ -86,6 +94,7 @@ def make_app(shim: Shim) -> Starlette:
         routes=[
             _route("/api/healthcheck", GET=api.healthcheck),
             _route("/api/shutdown", POST=api.shutdown),
+            _route("/api/instance/health", GET=api.instance_health),
             _route("/api/instance/info", GET=api.instance_info),
             _route("/api/components", GET=api.components),
             _route("/api/components/install", POST=api.install),
@@ -93,6 +102,7 @@ def make_app(shim: Shim) -> Starlette:
             _route("/api/tasks/{id}", GET=api.info),
             _route("/api/tasks/{id}/terminate", POST=api.terminate),
             _route("/api/tasks/{id}/remove", POST=api.remove),
+            _route("/metrics/tasks/{id}", GET=api.task_metrics),
         ],
         exception_handlers={
             ShimError: on_known,
@@ -131,6 +141,13 @@ class _Api:
 
     async def components(self, _: Request) -> Response:
         return json_answer(await self._shim.components())
+
+    async def instance_health(self, _: Request) -> Response:
+        return json_answer(await self._shim.instance_health())
+
+    async def task_metrics(self, request: Request) -> Response:
+        metrics = await self._shim.task_metrics(request.path_params["id"])
+        return PlainTextResponse(metrics, media_type=_PROMETHEUS)
 
     async def instance_info(self, _: Request) -> Response:
         return json_answer(self._shim.instance_info())

@@ -18,6 +18,8 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (errors.TaskNotTerminated, 409),
     (errors.IllegalTransition, 409),
     (errors.InstallInProgress, 409),
+    (errors.NoExporter, 404),
+    (errors.ExporterFailed, 502),
     (errors.ShuttingDown, 503),
     (errors.ShimError, 500),
 )
