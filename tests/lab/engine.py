@@ -19,6 +19,8 @@ from tests.eventually import eventually
 from tests.lab import sandbox
 
 PROGRAMS = Path(__file__).parent / "bin"
+DAEMON = "DSTACK_LAB_DOCKERD"
+"""Names another daemon than the machine's own, to run the engine tests against its release."""
 _CAP_SYS_RESOURCE = 24
 
 
@@ -131,7 +133,7 @@ class PrivateEngine:
 
     def _command(self) -> list[str]:
         runtime = "runc" if _may_raise_limits() else str(PROGRAMS / "runtime")
-        command = ["dockerd", "--data-root", str(self.directory / "d")]
+        command = [os.environ.get(DAEMON, "dockerd"), "--data-root", str(self.directory / "d")]
         command += ["--exec-root", str(self._exec_root), "--host", self.address]
         command += ["--pidfile", str(self.directory / "pid"), "--log-level", "warn"]
         command += ["--add-runtime", f"lab={runtime}", "--default-runtime", "lab"]
