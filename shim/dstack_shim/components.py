@@ -155,7 +155,7 @@ class InstalledComponents:
             StartupError: a file that is there does not tell its version.
         """
         for name, target in self._targets.items():
-            for path in sweep(target.destination):
+            for path in [*sweep(target.path), *sweep(target.destination)]:
                 self._log.info("component.leftover_removed", component=name, path=path)
             file = await self._readers[name].read(target.installed, timeout=PATIENT)
             if file is not None and not file.version:

@@ -218,6 +218,16 @@ async def test_start_removes_what_a_crash_left(
     assert names(bin_dir) == [".dstack-runner.profile"]
 
 
+async def test_start_removes_what_a_crash_left_of_a_file_that_was_to_wait(bin_dir: Path) -> None:
+    target = Target(SHIM, bin_dir / SHIM, waiting=bin_dir / ".next")
+    for place in (target.path, target.destination):
+        put(place.with_name(f".{place.name}.0123456789abcdef.new"), b"half")
+
+    await InstalledComponents([target], run, event_log()).check_at_start()
+
+    assert names(bin_dir) == []
+
+
 async def test_missing_runner_is_downloaded_at_start(
     installed: InstalledComponents, bin_dir: Path, files: FileServer
 ) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dstack_shim.errors import CommandMissing, CommandTimedOut
@@ -161,7 +161,7 @@ def test_intel_bad_row_keeps_only_the_rows_before_it() -> None:
     )
 
 
-@pytest.mark.parametrize("index", ["", "-1", "0;rm", "0,1", "²", "99999"])
+@pytest.mark.parametrize("index", ["", "-1", '0" 1', "0;rm", "0,1", "²", "99999"])
 def test_intel_index_is_a_number_or_the_row_is_bad(index: str) -> None:
     assert intel.read(Finished(0, f'HL-225, 1, "{index}"\n')) == ()
 
@@ -503,6 +503,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
+@settings(deadline=None)
 def test_no_json_however_odd_breaks_a_parser(document: object) -> None:
     finished = Finished(0, json.dumps(document))
     with suppress(DetectionError):
@@ -512,6 +513,7 @@ def test_no_json_however_odd_breaks_a_parser(document: object) -> None:
 
 
 @given(st.text(max_size=200))
+@settings(deadline=None)
 def test_no_text_however_odd_breaks_a_row_parser(text: str) -> None:
     for gpu in (*nvidia.read(Finished(0, text))[0], *intel.read(Finished(0, text))):
         assert gpu.id

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dstack_shim.host import machine
@@ -167,6 +167,7 @@ def test_malformed_dump_is_an_os_error(dump: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
+@settings(deadline=None)
 def test_no_dump_however_odd_loops_or_breaks(dump: bytes) -> None:
     with suppress(OSError):
         machine.parse_addresses(dump)
