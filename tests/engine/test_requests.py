@@ -201,12 +201,14 @@ async def test_an_odd_container_costs_itself_only(
     ]
     proxy.spoil(Reply(200, [*odd, GOOD, *odd]), path=LIST)
     logging.getLogger("dstack_shim").propagate = True
+    await engine.list_task_containers()
     (container,) = await engine.list_task_containers()
     assert container.id == "a" * 64
     assert container.name == "job-1"
     assert container.ports == (PortMapping(host=40002, container=10999),)
     assert container.network_mode == "bridge"
-    assert len([line for line in caplog.messages if "container.unreadable" in line]) == 12
+    told = [line for line in caplog.messages if "container.unreadable" in line]
+    assert len(told) == len(set(told)) == 5  # not at every list; two of them have no id at all
 
 
 @pytest.mark.parametrize("key", ["Names", "State", "Created", "HostConfig", "Ports", "Mounts"])

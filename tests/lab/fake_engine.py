@@ -295,6 +295,7 @@ class FakeEngine:
             for message in _pull_messages(ref, image):
                 if message["status"] == "Downloading":
                     await self._wait_unless(cancel, image.pace)
+                self._must_answer()
                 if cancel.is_set():
                     raise PullCancelled(f"the pull of {ref} was cancelled")
                 stream.feed(json.dumps(message).encode() + b"\r\n")

@@ -86,6 +86,7 @@ class DockerEngine:
         self._connection = Connection(environ, limits=self._limits, pool_size=workers + 2)
         self._workers = Workers(workers)
         self._log = log or event_log()
+        self._told: frozenset[str] = frozenset()
 
     async def ping(self) -> EngineInfo:
         """Ask who is there, and agree on an API version anew."""
@@ -117,13 +118,13 @@ class DockerEngine:
         if not isinstance(answer, list):
             # null too: an empty list ends every task, so it must have been said.
             raise EngineUnreachable("the engine's list of containers is no list")
-        found = []
+        found, odd = [], {}
         for item in answer:
             try:
                 found.append(container_from_list(item))
             except Unreadable as why:
-                name = item.get("Id") if isinstance(item, dict) else None
-                self._log.warning("container.unreadable", container=name, why=why)
+                odd[str(item.get("Id") if isinstance(item, dict) else item)[:64]] = why
+        self._tell_once(odd)
         return tuple(found)
 
     async def inspect(self, ref: str) -> ContainerDetails:
@@ -275,6 +276,13 @@ class DockerEngine:
         """Give up connections and threads."""
         self._workers.close()
         self._connection.close()
+
+    def _tell_once(self, odd: Mapping[str, Unreadable]) -> None:
+        """Log containers nobody can read when they appear, not at every list."""
+        for container, why in odd.items():
+            if container not in self._told:
+                self._log.warning("container.unreadable", container=container, why=why)
+        self._told = frozenset(odd)
 
     async def _post(self, path: str, *, limit: float) -> None:
         await self._workers.run(partial(self._connection.call, "POST", path, limit=limit))
