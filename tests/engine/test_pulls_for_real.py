@@ -212,7 +212,7 @@ async def test_a_pull_takes_its_tag_or_digest_and_no_other(
     client.remove_image(ref)
     for wanted in (repo_digest, f"{ref}@{digest}"):
         assert not await engine.has_image(wanted)
-        proxy.clear()
+        proxy.forget()
         await Pull(engine, wanted).task
         (request,) = proxy.requests
         assert digest.replace(":", "%3A") in request.query
@@ -225,7 +225,7 @@ async def test_a_pull_takes_its_tag_or_digest_and_no_other(
 async def test_credentials_go_with_the_pull_and_nowhere_else(
     engine: DockerEngine, proxy: CountingProxy
 ) -> None:
-    proxy.clear()
+    proxy.forget()
     for login in (LOGIN, None):
         with suppress(PullFailed):
             await Pull(engine, "127.0.0.1:5099/a:1", login).task

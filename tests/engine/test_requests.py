@@ -30,7 +30,7 @@ async def engine(proxy: CountingProxy) -> AsyncIterator[DockerEngine]:
     """Through the proxy, past its first greeting."""
     engine = DockerEngine({"DOCKER_HOST": proxy.address})
     await engine.ping()
-    proxy.clear()
+    proxy.forget()
     yield engine
     await engine.close()
 

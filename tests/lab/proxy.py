@@ -120,7 +120,7 @@ class CountingProxy:
             for request in self.requests
         )
 
-    def clear(self) -> None:
+    def forget(self) -> None:
         """Count from zero."""
         with self._lock:
             self._requests.clear()
