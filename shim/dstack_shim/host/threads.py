@@ -33,6 +33,22 @@ async def call_in_thread(
         asyncio.TimeoutError: the limit has passed.
         RuntimeError: no thread can be started.
     """
+    outcome = _begin(call, name)
+    try:
+        done, _ = await asyncio.wait([outcome], timeout=timeout)
+    except asyncio.CancelledError:
+        cancelled.set()
+        if linger:
+            await asyncio.wait([outcome])
+        raise
+    if not done:
+        cancelled.set()
+        raise asyncio.TimeoutError
+    return outcome.result()
+
+
+def _begin(call: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Start the thread; the future of the running loop is settled by it."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     outcome.add_done_callback(_mark_seen)
@@ -51,17 +67,7 @@ async def call_in_thread(
             deliver(lambda: outcome.set_result(result))
 
     threading.Thread(target=work, name=name, daemon=True).start()
-    try:
-        done, _ = await asyncio.wait([outcome], timeout=timeout)
-    except asyncio.CancelledError:
-        cancelled.set()
-        if linger:
-            await asyncio.wait([outcome])
-        raise
-    if not done:
-        cancelled.set()
-        raise asyncio.TimeoutError
-    return outcome.result()
+    return outcome
 
 
 def _mark_seen(outcome: asyncio.Future[T]) -> None:
