@@ -32,20 +32,23 @@ class Workers:
         self._size = size
         self._started = 0
         self._outstanding = 0  # calls that wait or run
+        self._closed = False
         self._lock = threading.Lock()
         self._calls: SimpleQueue[_Work | None] = SimpleQueue()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Do a short call on one of the threads."""
+        """Do a short call on one of the threads. Raises ``RuntimeError`` once closed."""
         outcome, work = _prepare(call)
         with self._lock:
+            if self._closed:
+                raise RuntimeError("the workers are closed")
             self._outstanding += 1
             grow = self._started < min(self._outstanding, self._size)
             self._started += grow
+            self._calls.put(work)  # under the lock: never behind the word that ends the threads
         if grow:
             name = f"engine {self._started}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
-        self._calls.put(work)
         return await outcome
 
     async def run_apart(self, call: Callable[[], T]) -> T:
@@ -61,6 +64,7 @@ class Workers:
     def close(self) -> None:
         """Let the threads end; a call under way ends by itself."""
         with self._lock:
+            self._closed = True
             for _ in range(self._started):
                 self._calls.put(None)
 

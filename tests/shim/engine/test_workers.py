@@ -105,3 +105,10 @@ async def test_close_ends_idle_threads() -> None:
     await workers.run(lambda: None)
     workers.close()
     await eventually_async(lambda: not threads())
+
+
+async def test_after_close_nothing_waits_for_ever() -> None:
+    workers = Workers(2)
+    workers.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await workers.run(lambda: None)
