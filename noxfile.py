@@ -1,4 +1,4 @@
-"""Every check by its name; `./dev NAME -- arguments` runs one, `./dev test` the ones in TEST.
+"""Every check by its name; `./dev NAME -- arguments` runs one, tools/run_all.py runs them all.
 
 Sessions use the environment `./dev` made (``.venv``), so nox makes none of its own; only ``fast``
 runs on every Python, in environments of ``tools.interpreters``. Each pytest run leaves its counts
@@ -22,6 +22,7 @@ TREE = ["contracts", "shim", "server_ext", "tests", "tools", "noxfile.py"]
 TREE += [name for name in ("benchmarks", "demo") if Path(name).is_dir()]
 SANDBOX = "tests/lab/sandbox"
 ENVIRONMENTS = "tests/releases/environments.py"
+SANDBOXED = ("engine", "server", "conformance", "crash", "e2e")  # as tests/conftest.py has it
 VERSIONS = [nox.param(version, id=version) for version in interpreters.SUPPORTED]
 
 
@@ -41,13 +42,19 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("version", VERSIONS)
 def fast(session: nox.Session, version: str) -> None:
-    """Tests that need no engine, on each Python; the one of .venv also measures coverage."""
+    """Tests that need no engine, on each Python; the one of .venv also measures coverage.
+
+    The others are there for what differs between Pythons, with fewer examples of each property.
+    """
     if version not in interpreters.interpreters():
         session.skip(f"this machine has no Python {version}")
     python = interpreters.environment(version)
-    covered = version == interpreters.RUNNING
-    chosen = session.posargs or ["tests", *_ignore("package", "releases")]
-    _pytest(session, f"fast-{version}", "-m", "not sandbox", *chosen, python=python, cover=covered)
+    main = version == interpreters.RUNNING
+    chosen = session.posargs or ["tests", *_ignore("package", "releases", *SANDBOXED)]
+    if not main and not os.environ.get("DSTACK_SHIM_FULL"):
+        chosen = ["--hypothesis-profile=few", *chosen]
+    chosen = ["-m", "not sandbox", "--quiet", *chosen]
+    _pytest(session, f"fast-{version}", *chosen, python=python, cover=main)
 
 
 @nox.session

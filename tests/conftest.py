@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+
+with contextlib.suppress(ImportError):  # the environments of dstack's releases lack it
+    from hypothesis import settings
+
+    # The sample is the same in every run; full counts look elsewhere each time. No deadline for
+    # one example: this machine may be busy with anything.
+    settings.register_profile("few", max_examples=20, derandomize=True, deadline=None)
+    settings.register_profile("sample", max_examples=100, derandomize=True, deadline=None)
+    settings.register_profile("full", max_examples=2000, deadline=None)
 
 pytest_plugins = ["tests.plugins.counts"]
 
@@ -21,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="the full counts of `./dev prove`; without it, the fixed sample of `./dev test`",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--hypothesis-profile", None):
+        with contextlib.suppress(NameError):
+            settings.load_profile("full" if config.getoption("--full") else "sample")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers

@@ -14,23 +14,31 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
-from tools import host_state
+from tools import host_state, interpreters
+from tools.lanes import ROOT, Lanes, Session
 
-ROOT = Path(__file__).resolve().parent.parent
 COUNTS = ROOT / "build" / "counts"
-REPORT = ROOT / "build" / "nox.json"
-SESSIONS = [
-    *("lint", "types", "build", "fast", "package", "releases", "engine", "server"),
-    *("conformance", "demo", "coverage"),
-]
+COVERAGE = ROOT / "build" / "coverage"
+FAST = [f"fast({version})" for version in interpreters.SUPPORTED]
+# Each step begins when the one before is done; the lanes of a step run side by side. The file must
+# be built before anything runs it, coverage is there when all is done.
+STEPS = (
+    (("build",),),
+    (
+        ("lint", "types", *FAST, "package"),
+        ("releases", "engine", "server", "conformance", "demo"),
+    ),
+    (("coverage",),),
+)
+LIMIT = {"test": 900.0, "prove": 4 * 3600.0}  # seconds for one session
 
 
 @dataclass
@@ -68,19 +76,16 @@ def main(arguments: list[str]) -> int:
     """Run everything; 0 only if nothing failed and something passed."""
     parser = argparse.ArgumentParser(prog="./dev test")
     parser.add_argument("command", choices=["test", "prove"])
-    parser.add_argument("sessions", nargs="*", default=SESSIONS, help="only these sessions")
+    parser.add_argument("sessions", nargs="*", help="only these, one after the other")
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    for leftover in (COUNTS, ROOT / "build" / "coverage"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    COUNTS.mkdir(parents=True)
-    (ROOT / "build" / "coverage").mkdir()
-    REPORT.unlink(missing_ok=True)
+    _empty(COUNTS, COVERAGE)
+    signal.signal(signal.SIGTERM, _interrupted)
 
     host_state.adopt_orphans()
     before = host_state.take()
-    run_nox(options.sessions, full=options.command == "prove")
-    outcome = add_up(read_counts(COUNTS), read_report(REPORT))
+    sessions = run_sessions(options.command, [[options.sessions]] if options.sessions else STEPS)
+    outcome = add_up(read_counts(COUNTS), sessions)
     outcome.failures += changes_to_the_machine(before)
     for line in describe(outcome):
         print(line)
@@ -89,13 +94,15 @@ def main(arguments: list[str]) -> int:
     return 0 if outcome.failed == 0 and any(run.passed for run in outcome.runs) else 1
 
 
-def run_nox(sessions: list[str], *, full: bool) -> None:
-    """Every session, also after one failed; what became of each stands in the report."""
+def run_sessions(command: str, steps: Sequence[Sequence[Sequence[str]]]) -> list[Session]:
+    """Every session of every step, also after one failed."""
     environment = {**os.environ, "DSTACK_SHIM_COUNTS": str(COUNTS)}
-    if full:
+    if command == "prove":
         environment["DSTACK_SHIM_FULL"] = "1"
-    command = [sys.executable, "-m", "nox", "--report", str(REPORT), "--session", *sessions]
-    subprocess.run(command, env=environment, cwd=ROOT, check=False)
+    lanes = Lanes(environment, LIMIT[command])
+    for step in steps:
+        lanes.run(step)
+    return lanes.finished
 
 
 def read_counts(folder: Path) -> list[Run]:
@@ -114,33 +121,18 @@ def read_counts(folder: Path) -> list[Run]:
     ]
 
 
-def read_report(file: Path) -> list[dict[str, str]] | None:
-    """Nox's sessions with name, result and reason; None if nox left no report."""
-    try:
-        sessions = json.loads(file.read_text(encoding="utf-8"))["sessions"]
-    except (OSError, ValueError):
-        return None
-    return [
-        {key: session.get(key) or "" for key in ("name", "result", "reason")}
-        for session in sessions
-    ]
-
-
-def add_up(runs: list[Run], sessions: list[dict[str, str]] | None) -> Outcome:
+def add_up(runs: list[Run], sessions: list[Session]) -> Outcome:
     """Tests from the counts; a session that failed without a failed test is a failure itself."""
     outcome = Outcome(runs=runs)
     for run in runs:
         outcome.skips += run.skips.items()
         if not run.finished:
             outcome.failures.append(f"{run.name}: the run died before its end")
-    if sessions is None:
-        outcome.failures.append("nox did not finish")
-    for session in sessions or []:
-        name, result = session["name"], session["result"]
-        if result == "skipped":
-            outcome.skips.append((name, session["reason"]))
-        elif result != "success" and not _is_told(name, runs):
-            outcome.failures.append(f"{name}: {result} {session['reason']}".strip())
+    for session in sessions:
+        if session.result == "skipped":
+            outcome.skips.append((session.name, session.reason))
+        elif session.result != "success" and not _is_told(session.name, runs):
+            outcome.failures.append(f"{session.name}: {session.result} {session.reason}".strip())
     return outcome
 
 
@@ -159,17 +151,17 @@ def changes_to_the_machine(before: host_state.State) -> list[str]:
         except ProcessLookupError:
             continue
     changes = [f"left running: {process}" for process in leftovers]
+    after = host_state.take()
     return changes + [
-        f"changed on this machine: {line}"
-        for line in host_state.differences(before, host_state.take())
+        f"changed on this machine: {line}" for line in host_state.differences(before, after)
     ]
 
 
 def describe(outcome: Outcome) -> Iterable[str]:
     """A table of the runs, the reasons of skips, the failures that are no tests."""
-    yield f"\n{'run':<16}{'passed':>8}{'failed':>8}{'skipped':>9}"
+    yield f"\n{'run':<24}{'passed':>8}{'failed':>8}{'skipped':>9}"
     for run in outcome.runs:
-        yield f"{run.name:<16}{run.passed:>8}{run.failed:>8}{run.skipped:>9}"
+        yield f"{run.name:<24}{run.passed:>8}{run.failed:>8}{run.skipped:>9}"
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, reason in outcome.skips:
         by_reason[reason].append(name)
@@ -177,6 +169,16 @@ def describe(outcome: Outcome) -> Iterable[str]:
         yield f"skipped: {reason}: {', '.join(names)}"
     for failure in outcome.failures:
         yield f"FAILED {failure}"
+
+
+def _empty(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+
+def _interrupted(signal_number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + signal_number)  # unwinds through Lanes.run, which ends what is running
 
 
 if __name__ == "__main__":
