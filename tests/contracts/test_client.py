@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -262,15 +264,41 @@ def test_a_shim_is_named_by_port_or_url(address: int | str, url: str) -> None:
         assert route.called
 
 
-def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:1")
-    monkeypatch.setenv("http_proxy", "http://proxy.invalid:1")
-    with respx.mock() as router, ShimClient() as client:
-        route = router.get(f"{BASE}/api/tasks").mock(
-            return_value=httpx.Response(200, content=b"{}")
-        )
+class NoTasks(http.server.BaseHTTPRequestHandler):
+    """A shim without tasks."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"tasks":[]}')
+
+    def log_message(self, *_: object) -> None:
+        """Be silent."""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with http.server.HTTPServer(("127.0.0.1", 0), NoTasks) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_proxies_of_the_environment_are_not_used(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a real socket: a mocked transport would stand in for the proxy's as well.
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with ShimClient(f"http://127.0.0.1:{port}") as client:
+        assert client.tasks() == ()
+
+
+def test_a_refused_connection_is_unreachable() -> None:
+    with ShimClient(1) as client, pytest.raises(ShimUnreachable):
         client.tasks()
-        assert route.called
 
 
 def test_another_transport_can_be_given_and_is_closed_with_the_client() -> None:
