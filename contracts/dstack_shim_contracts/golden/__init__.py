@@ -2,8 +2,9 @@
 
 ``good/<shape>/<name>.json`` are documents as they really occur. ``bad/<shape>/<rule>.json`` are
 each named by the one rule they break; ``bad/fields.json`` says which field a reader has to name.
-Bad answers break what servers expect of a shim: our own reader is more forgiving, their schema is
-what refuses them. Shapes are those of ``schemas.SHAPES``.
+Bad answers are what a shim must never send: their schema refuses them, while readers forgive some
+of them (our own one null for text, servers a number for text or a null task list). Shapes are
+those of ``schemas.SHAPES``.
 """
 
 import json
