@@ -448,3 +448,4 @@ async def test_unreachable_is_not_gone(world: World) -> None:
     ):
         with pytest.raises(EngineUnreachable):
             await call
+    await engine.close()

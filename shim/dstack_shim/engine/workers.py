@@ -45,9 +45,9 @@ class Workers:
             self._outstanding += 1
             grow = self._started < min(self._outstanding, self._size)
             self._started += grow
+            name = f"engine {self._started}"
             self._calls.put(work)  # under the lock: never behind the word that ends the threads
         if grow:
-            name = f"engine {self._started}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
         return await outcome
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -18,8 +18,16 @@ def workers() -> Iterator[Workers]:
     workers.close()
 
 
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("engine")]
+@pytest.fixture
+def threads() -> Callable[[], list[threading.Thread]]:
+    """The threads of workers made since the test began."""
+    before = set(threading.enumerate())
+
+    def threads() -> list[threading.Thread]:
+        new = [thread for thread in threading.enumerate() if thread not in before]
+        return [thread for thread in new if thread.name.startswith("engine")]
+
+    return threads
 
 
 async def test_a_result_arrives(workers: Workers) -> None:
@@ -53,7 +61,9 @@ async def test_one_worker_takes_all_calls_in_order() -> None:
     workers.close()
 
 
-async def test_threads_are_made_only_when_needed(workers: Workers) -> None:
+async def test_threads_are_made_only_when_needed(
+    threads: Callable[[], list[threading.Thread]], workers: Workers
+) -> None:
     for _ in range(20):
         await workers.run(lambda: None)
     assert len(threads()) == 1
@@ -100,7 +110,9 @@ async def test_what_was_not_begun_is_not_done_once_its_caller_gave_up() -> None:
     workers.close()
 
 
-async def test_close_ends_idle_threads() -> None:
+async def test_close_ends_idle_threads(
+    threads: Callable[[], list[threading.Thread]],
+) -> None:
     workers = Workers(2)
     await workers.run(lambda: None)
     workers.close()
