@@ -209,7 +209,11 @@ def test_a_container_of_another_home_is_left_alone(
     assert client.inspect_container(box)["State"]["ExitCode"] == 3
 
 
-X
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"version": 1, "id": "ba', b'{"version": 1}\n\0', b"[]", b"null", b'{"id": 7}'],
+    ids=["empty", "cut", "bytes-after", "list", "null", "wrong-type"],
+)
 def test_an_unreadable_record_never_stops_the_start_and_costs_only_itself(
     shim: ShimProcess, home: Path, images: Images, client: docker.APIClient, content: bytes
 ) -> None:
