@@ -37,6 +37,7 @@ from dstack_shim_contracts.features import FEATURES
 from dstack_shim import build
 from dstack_shim.api.app import make_app
 from dstack_shim.api.server import Server, listen
+from dstack_shim.cancelling import to_its_end
 from dstack_shim.clock import Clock, SystemClock
 from dstack_shim.components import InstalledComponents, Target
 from dstack_shim.engine.docker import DockerEngine
@@ -159,7 +160,7 @@ class Daemon:
         store.open()
 
         def blocking(call: Callable[..., T], /, *args: object) -> Awaitable[T]:
-            return disk.run(partial(call, *args))
+            return to_its_end(disk.run(partial(call, *args)))
 
         recipe = Recipe(
             instance.container_settings(self._settings, self._home),

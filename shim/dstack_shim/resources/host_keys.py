@@ -11,6 +11,7 @@ import pwd
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
+from dstack_shim.cancelling import to_its_end
 from dstack_shim.errors import ResourceError
 from dstack_shim.log import EventLog
 from dstack_shim.resources import authorized_keys
@@ -49,7 +50,8 @@ class HostKeys:
             if account is None:
                 raise ResourceError(f"host_ssh_user: {_user(record)!r} is no user of this host")
             claims = [*self._standing(record, others), record]
-            await self._reconcile(record.id, account, claims)
+            # To its end: each key that was added is logged.
+            await to_its_end(self._reconcile(record.id, account, claims))
 
     async def release(self, record: Claim, others: Others) -> None:
         """Remove the record's keys, except those that another claim needs.

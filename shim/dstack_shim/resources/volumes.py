@@ -15,11 +15,12 @@ from weakref import WeakValueDictionary
 
 from dstack_shim_contracts.api import VolumeInfo
 
+from dstack_shim.cancelling import to_its_end
 from dstack_shim.errors import CommandError, ResourceError
 from dstack_shim.host.commands import Finished, Runner
 from dstack_shim.log import EventLog
 from dstack_shim.resources.devices import Device, Devices, HostFiles, Timing
-from dstack_shim.resources.filesystem import FileSystems, complaint
+from dstack_shim.resources.filesystem import FileSystems, Verdict, complaint
 from dstack_shim.resources.mounts import Mount, parse_mountinfo, unfinished
 from dstack_shim.resources.protocol import Blocking, Claim, Ending, Others
 from dstack_shim.resources.volume_names import ROOT, is_volume_name
@@ -112,8 +113,10 @@ class Volumes:
             point = await self._blocking(make_mount_point, self._root, volume.name)
             mounts = await self._mounted(point)
             if not mounts:
-                verdict = await self._prepare(volume, device)
-                await self._mount(volume, device, point, verdict)
+                verdict = await self._examine(volume, device)
+                # From here on nothing is cut short: half a file system is neither blank nor
+                # mountable, and a mount that lands later belongs to nobody.
+                await to_its_end(self._take(volume, device, point, verdict))
             elif not await self._blocking(is_same_device, mounts[-1], device):
                 self._foreign.add((owner, volume.name))
                 raise ResourceError(
@@ -123,24 +126,36 @@ class Volumes:
             await self._blocking(open_new_root, self._root, volume.name, _identity(volume))
         self._log.info("volume.acquired", task=owner, volume=volume.name, device=device.path)
 
-    async def _prepare(self, volume: VolumeInfo, device: Device) -> str:
-        """See to it that there is a file system to mount; what is known of it."""
+    async def _examine(self, volume: VolumeInfo, device: Device) -> Verdict:
+        """What is on the device, if it can be mounted or may be formatted."""
         try:
             verdict = await self._file_systems.examine(device)
-            if verdict.blank and volume.init_fs:
-                identity = _identity(volume)
-                await self._blocking(note_formatting, self._root, volume.name, identity)
-                self._log.info("volume.formatting", volume=volume.name, device=device.path)
-                await self._file_systems.format(device)
-                return "was formatted just now"
         except ResourceError as error:
             raise ResourceError(f"volume {volume.name}: {error}") from error
-        if verdict.blank:
+        if verdict.blank and not volume.init_fs:
             words = f"{verdict.words}, and init_fs does not allow to format it"
             raise ResourceError(f"volume {volume.name}: {device.path} {words}")
-        if not verdict.mountable:
+        if not verdict.blank and not verdict.mountable:
             raise ResourceError(f"volume {volume.name}: {device.path} {verdict.words}")
-        return verdict.words
+        return verdict
+
+    async def _take(
+        self, volume: VolumeInfo, device: Device, point: str, verdict: Verdict
+    ) -> None:
+        """Mount the device, formatted first if it is blank."""
+        words = verdict.words
+        if verdict.blank:
+            await self._format(volume, device)
+            words = "was formatted just now"
+        await self._mount(volume, device, point, words)
+
+    async def _format(self, volume: VolumeInfo, device: Device) -> None:
+        try:
+            await self._blocking(note_formatting, self._root, volume.name, _identity(volume))
+            self._log.info("volume.formatting", volume=volume.name, device=device.path)
+            await self._file_systems.format(device)
+        except ResourceError as error:
+            raise ResourceError(f"volume {volume.name}: {error}") from error
 
     async def _mount(self, volume: VolumeInfo, device: Device, point: str, verdict: str) -> None:
         failed = f"volume {volume.name}: {device.path}, which {verdict}, cannot be mounted"
