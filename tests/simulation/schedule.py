@@ -1,0 +1,221 @@
+"""What happens in a world, drawn from a seed: a list of events that can be read and shortened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import attrs
+from dstack_shim_contracts.api import InstanceMount, TaskConfig, VolumeInfo, VolumeMount
+
+from tests.lab.fake_engine import Program, RemoteImage
+from tests.simulation.faults import POSSIBLE
+from tests.simulation.host import GPUS
+
+REASONS = (
+    "terminated_by_user",
+    "terminated_by_server",
+    "max_duration_exceeded",
+    "aborted_by_user",
+)
+GRACES = (0, 5, 3600)
+SECRET = "not-to-be-seen"
+USERS = ("alice", "bob")
+
+
+@attrs.frozen
+class Event:
+    """One thing that happens, ``after`` seconds after the one before it."""
+
+    after: float
+    kind: str
+    task: int = 0
+    words: tuple[str, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        about = f" t{self.task}" if self.kind in _ABOUT_A_TASK else ""
+        words = "".join(f" {word or '(none)'}" for word in self.words)
+        numbers = "".join(f" {number:g}" for number in self.numbers)
+        return f"+{self.after:<8.3f} {self.kind}{about}{words}{numbers}"
+
+
+@attrs.frozen
+class Schedule:
+    """All that is drawn from a seed; ``events`` may be fewer than were drawn."""
+
+    seed: int
+    configs: tuple[TaskConfig, ...]
+    programs: tuple[Program, ...]
+    remote: frozenset[int]
+    paces: tuple[float, ...]
+    events: tuple[Event, ...]
+    interval: float
+    wakes: bool
+    """Whether the engine's events wake the background step."""
+    as_bytes: bool
+    """Whether records go through their bytes."""
+
+    def only(self, kept: Sequence[int]) -> Schedule:
+        """The same with some of its events."""
+        return attrs.evolve(self, events=tuple(self.events[number] for number in kept))
+
+    def image(self, task: int) -> RemoteImage:
+        """What a registry has for the task, if its image is not here."""
+        return RemoteImage(
+            self.programs[task], layers=(1000, 2000), pace=self.paces[task], error_midway=""
+        )
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    dice = random.Random(f"schedule {seed}")
+    tasks = dice.randint(2, 7)
+    configs = tuple(_config(number, dice) for number in range(tasks))
+    kinds, weights = zip(*_WEIGHTS.items(), strict=True)
+    events = []
+    for number in range(dice.randint(35, 85)):
+        # The first few are submits, or nothing would be there for anything to happen to.
+        kind = "submit" if number < tasks - 1 else dice.choices(kinds, weights)[0]
+        event = Event(_pause(dice), kind, dice.randrange(tasks))
+        if number < tasks - 1:
+            event = attrs.evolve(event, task=number)
+        events.append(_DRAWN.get(kind, _as_it_is)(event, dice))
+    return Schedule(
+        seed=seed,
+        configs=configs,
+        programs=tuple(_program(number, dice) for number in range(tasks)),
+        remote=frozenset(number for number in range(tasks) if dice.random() < 0.35),
+        paces=tuple(dice.choice((0.0, 0.1, 5.0, 60.0)) for _ in range(tasks)),
+        events=tuple(events),
+        interval=dice.choice((1.0, 5.0, 10.0, 30.0)),
+        wakes=dice.random() < 0.6,
+        as_bytes=seed % 64 == 0,
+    )
+
+
+def _pause(dice: random.Random) -> float:
+    roll = dice.random()
+    if roll < 0.3:
+        return 0.0
+    if roll < 0.6:
+        return round(dice.random() * 0.05, 3)
+    if roll < 0.92:
+        return round(dice.random() * 4, 3)
+    return round(dice.random() * 90, 3)
+
+
+def _config(number: int, dice: random.Random) -> TaskConfig:
+    volumes = dice.sample(("data", "models", "home"), dice.choice((0, 0, 1, 1, 2)))
+    return TaskConfig(
+        id=f"t{number}",
+        name=f"job{number}",
+        registry_username=dice.choice(("", "user")),
+        registry_password=dice.choice(("", SECRET)),
+        image_name=f"image{number}",
+        gpu=dice.choice((0, 0, 0, 1, 1, 2, len(GPUS), -1)),
+        network_mode=dice.choice(("host", "host", "bridge")),
+        volumes=tuple(VolumeInfo(name=name) for name in volumes),
+        volume_mounts=tuple(VolumeMount(name=name, path=f"/{name}") for name in volumes),
+        instance_mounts=(
+            (InstanceMount(instance_path="/cache", path="/cache"),) if dice.random() < 0.3 else ()
+        ),
+        host_ssh_user=dice.choice(USERS),
+        host_ssh_keys=tuple(dice.sample(("key-a", "key-b", "key-c"), dice.choice((0, 1, 2)))),
+    ).with_defaults()
+
+
+def _program(number: int, dice: random.Random) -> Program:
+    kind = dice.choice(("runs on", "runs on", "ends", "ends", "fails", "at once", "never starts"))
+    after = {"runs on": None, "at once": 0.0, "never starts": None}.get(
+        kind, dice.choice((0.5, 8.0, 45.0, 300.0))
+    )
+    return Program(
+        lines=tuple(f"line {line} of {number}" for line in range(dice.choice((0, 2, 7)))),
+        after=after,
+        code=dice.choice((1, 7, 11)) if kind == "fails" else 0,
+        on_term=dice.choice((None, 0, 143)),
+        start_error="no such device" if kind == "never starts" else "",
+    )
+
+
+def _as_it_is(event: Event, dice: random.Random) -> Event:
+    return event
+
+
+def _words(*choices: Sequence[str]) -> Callable[[Event, random.Random], Event]:
+    def drawn(event: Event, dice: random.Random) -> Event:
+        return attrs.evolve(event, words=tuple(dice.choice(choice) for choice in choices))
+
+    return drawn
+
+
+def _terminate(event: Event, dice: random.Random) -> Event:
+    reason = dice.choice((*REASONS, ""))
+    return attrs.evolve(event, words=(reason,), numbers=(float(dice.choice(GRACES)),))
+
+
+def _exit(event: Event, dice: random.Random) -> Event:
+    return attrs.evolve(event, numbers=(float(dice.choice((0, 0, 1, 7, 137))),))
+
+
+def _outage(event: Event, dice: random.Random) -> Event:
+    kind = dice.choice(("killed", "killed, containers too", "hanging"))
+    seconds = dice.choice((2.0, 12.0, 40.0, 600.0))
+    return attrs.evolve(event, words=(kind,), numbers=(seconds,))
+
+
+def _fault(event: Event, dice: random.Random) -> Event:
+    return attrs.evolve(
+        event, words=dice.choice(POSSIBLE), numbers=(float(dice.choice((1, 1, 2, 4))),)
+    )
+
+
+def _restart(event: Event, dice: random.Random) -> Event:
+    return attrs.evolve(event, numbers=(dice.choice((0.1, 3.0, 3.0, 65.0)),))
+
+
+def _stop(event: Event, dice: random.Random) -> Event:
+    return attrs.evolve(event, numbers=(dice.choice((0.1, 3.0)), dice.choice((5.0, 0.5))))
+
+
+_WEIGHTS = {
+    "submit": 14,
+    "terminate": 14,
+    "remove": 10,
+    "exit": 7,
+    "delete container": 2,
+    "pause": 2,
+    "outage": 3,
+    "fault": 26,
+    "kill": 6,
+    "stop": 4,
+    "reboot": 1.5,
+    "power cut": 1.5,
+    "hand over": 2,
+    "damage": 1,
+    "stranger's name": 1,
+    "wait": 5,
+}
+_DRAWN: dict[str, Callable[[Event, random.Random], Event]] = {
+    "terminate": _terminate,
+    "exit": _exit,
+    "outage": _outage,
+    "fault": _fault,
+    "kill": _restart,
+    "stop": _stop,
+    "reboot": _words(("TERM heard", "TERM not heard")),
+    "hand over": _words(("kill", "stop"), ("rewrites all", "rewrites some", "rewrites none")),
+}
+_ABOUT_A_TASK = frozenset(
+    {
+        "submit",
+        "terminate",
+        "remove",
+        "exit",
+        "delete container",
+        "pause",
+        "damage",
+        "stranger's name",
+    }
+)
