@@ -70,14 +70,20 @@ class Store:
                     self._delete(entry)
 
     def scan(self) -> tuple[FoundDir, ...]:
-        """Every task directory, in directory order; one broken directory never hides another."""
+        """Every task directory, in directory order; one broken directory never hides another.
+
+        What is read is certain to survive a power cut: a crash may have come between a rename
+        and its flush, and what a restarted shim answers rests on what it reads here.
+        """
         with _as_store_error("list", self._runners), os.scandir(self._runners) as entries:
             names = sorted(
                 entry.name
                 for entry in entries
                 if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
             )
-        return tuple(self._found(name) for name in names)
+        found = tuple(self._found(name) for name in names)
+        self._make_certain(self._runners)
+        return found
 
     def create(self, dir: str, record: TaskRecord) -> None:
         """Make the task directory with its record and ``runner/``, flushed; nothing on an error.
@@ -157,7 +163,7 @@ class Store:
             raw = _read(self._runners / name, RECORD)
             if raw is None:
                 return FoundDir(name, RecordKind.NONE)
-            return FoundDir(name, RecordKind.GOOD, read_record(raw))
+            record = read_record(raw)
         except DamagedRecord as error:
             return FoundDir(name, RecordKind.DAMAGED, problem=str(error))
         except RecordError as error:
@@ -165,6 +171,22 @@ class Store:
         except OSError as error:
             # Not read is not damaged: a disk error may pass, and the file is left as it is.
             return FoundDir(name, RecordKind.UNREADABLE, problem=str(error))
+        self._make_certain(self._runners / name)
+        return FoundDir(name, RecordKind.GOOD, record)
+
+    def _make_certain(self, directory: Path) -> None:
+        try:
+            with _opened(directory) as dir_fd:
+                with suppress(FileNotFoundError):
+                    fd = os.open(RECORD, _READ, dir_fd=dir_fd)
+                    try:
+                        os.fsync(fd)
+                    finally:
+                        os.close(fd)
+                os.fsync(dir_fd)
+        except OSError as error:
+            # Good as it stands, if not for certain: better known than given up.
+            self._log.warning("store.flush_failed", path=directory, error=error)
 
     def _create_in_place(self, dir: str, record: TaskRecord) -> None:
         path = self._runners / dir
