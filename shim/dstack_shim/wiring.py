@@ -70,6 +70,7 @@ def make_core(
         engine=engine,
         finish=finish,
         adopt=restorer.adopt,
+        settle_gpus=restorer.settle_gpus,
         runner_port=recipe.runner_port,
         boot=boot,
         clock=clock,

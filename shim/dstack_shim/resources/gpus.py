@@ -37,10 +37,13 @@ class GpuLocks:
     def __init__(self, inventory: Sequence[str]) -> None:
         self._inventory = tuple(dict.fromkeys(inventory))
         self._owner_of: dict[str, str] = {}
+        self._doubtful: dict[str, None] = {}
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """GPUs of this host that nobody holds."""
+        """GPUs of this host that nobody holds, as far as anybody can tell."""
+        if self._doubtful:
+            return ()
         return tuple(gpu for gpu in self._inventory if gpu not in self._owner_of)
 
     def acquire(self, owner: str, count: int) -> tuple[str, ...]:
@@ -78,8 +81,22 @@ class GpuLocks:
         unknown = tuple(gpu for gpu in held if gpu not in self._inventory)
         return Reservation(held, unknown, conflicts)
 
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """Owners of nobody knows which GPUs."""
+        return tuple(self._doubtful)
+
+    def doubt(self, owner: str) -> None:
+        """Nobody can tell which GPUs ``owner`` has: until that is settled none counts as idle."""
+        self._doubtful[owner] = None
+
+    def settle(self, owner: str) -> None:
+        """What ``owner`` has is known now, and reserved."""
+        self._doubtful.pop(owner, None)
+
     def release(self, owner: str) -> None:
         """Unlock the owner's GPUs, and nobody else's."""
+        self.settle(owner)
         self._owner_of = {gpu: by for gpu, by in self._owner_of.items() if by != owner}
 
     def held(self) -> Mapping[str, tuple[str, ...]]:

@@ -106,9 +106,12 @@ class Book:
         all the same and is written by a later round (``entry.unsaved``): a full disk must not
         keep a container running or a GPU held.
 
-        Raises ``IllegalTransition``, ``StoreError`` (not with ``insist``).
+        Raises ``IllegalTransition``, ``StoreError`` (not with ``insist``), and ``TaskNotFound``
+        for a task that was removed while somebody waited to change it: its directory may belong
+        to a new task of the same id by now.
         """
         async with entry.lock:
+            self._must_be_in_it(entry)
             old, new = entry.task, change(entry.task)
             if new.status is not old.status and not may_become(old.status, new.status):
                 raise IllegalTransition(
@@ -123,13 +126,14 @@ class Book:
     async def forget(self, entry: Entry) -> None:
         """Take the task out of the book, once its directory is gone from the disk.
 
-        Raises ``StoreError``; the task then stays.
+        Raises ``StoreError``; the task then stays. ``TaskNotFound`` if it is gone already.
         """
         async with entry.lock:
+            self._must_be_in_it(entry)
             task = entry.task
             if task.dir is not None:
                 await self._blocking(self._records.forget, task.dir)
-            self._entries.pop(task.id, None)
+            del self._entries[task.id]
             self.sequence += 1
             self._removed_at[task.id] = self.sequence
 
@@ -140,6 +144,10 @@ class Book:
     def forget_removals(self, until: int) -> None:
         """Drop what :meth:`removed_since` needs for sequences before ``until``."""
         self._removed_at = {k: v for k, v in self._removed_at.items() if v > until}
+
+    def _must_be_in_it(self, entry: Entry) -> None:
+        if self._entries.get(entry.task.id) is not entry:
+            raise TaskNotFound(f"task {entry.task.id} not found")
 
     async def _saved(self, entry: Entry, task: Task, *, insist: bool) -> Task:
         """The task as it counts once written: with the directory its record now has."""

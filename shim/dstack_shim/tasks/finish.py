@@ -8,6 +8,7 @@ to go on.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from dstack_shim_contracts.statuses import TaskStatus
@@ -66,7 +67,7 @@ class Finish:
                 entry.cancel_start("the task was terminated")
                 await entry.start_done.wait()
             if not (entry.task.terminated and entry.task.released):
-                await self._stop(entry, timeout)
+                await self._stop(entry, self._grace(entry.task, timeout))
                 await self._ended(entry, "", "")
                 await self._holdings.release(entry)
             _must_be_saved(entry)
@@ -159,6 +160,12 @@ class Finish:
         container_id = await self._container_id(entry.task)
         if container_id:
             await self._engine.stop(container_id, timeout)
+
+    def _grace(self, task: Task, timeout: int) -> int:
+        """Seconds left of the shortest grace that was given, maybe before a restart."""
+        if task.record.stop_by is None:
+            return timeout
+        return min(timeout, max(0, math.ceil(task.record.stop_by - self._clock.now())))
 
     async def _container_id(self, task: Task) -> str:
         """The task's container, "" if it has none.

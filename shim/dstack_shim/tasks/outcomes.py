@@ -79,7 +79,7 @@ def _for_decided(task: Task, container: Container | None, now: float) -> Do:
         # Its grace may have been given before a restart: what is left of it still holds.
         in_grace = task.record.stop_by is not None and now < task.record.stop_by
         return Do.NOTHING if in_grace else Do.STOP
-    if not task.terminated:
+    if not task.terminated or task.record.ended_at is None:
         return Do.END
     if not task.released:
         return Do.RELEASE

@@ -226,7 +226,7 @@ def _with_record(found: FoundDir, container: Container, home: str, host: HostFac
     gpus = record.gpus if record.gpus is not None else gpus_from_labels(container.labels)
     task = Task(
         attrs.evolve(record, gpus=gpus),
-        TaskStatus.TERMINATED if decided else TaskStatus.RUNNING,
+        _status(record),
         container.name,
         dir=found.name,
         container_id=container.id,
@@ -287,10 +287,9 @@ def _tombstone(found: FoundDir) -> Restore:
     assert found.record is not None
     record = found.record
     step = record.intent.step if record.intent else ""
-    decided = record.terminated or record.termination_reason != ""
     task = Task(
         record,
-        TaskStatus.TERMINATED if decided else _STATUS_OF_STEP.get(step, TaskStatus.RUNNING),
+        _status(record),
         container_name(record.config.name, record.id),
         dir=found.name,
     )
@@ -298,8 +297,19 @@ def _tombstone(found: FoundDir) -> Restore:
     return Restore(task, gpus, f"no container{f', its start was {step}' if step else ''}")
 
 
-def _ports(container: Container) -> tuple[PortMapping, ...]:
-    return () if container.network_mode == "host" else container.ports
+def _status(record: TaskRecord) -> TaskStatus:
+    """Where a task stands by its record; one that nobody saw running is shown so by the step."""
+    if record.terminated or record.termination_reason:
+        return TaskStatus.TERMINATED
+    step = record.intent.step if record.intent else ""
+    return _STATUS_OF_STEP.get(step, TaskStatus.RUNNING)
+
+
+def _ports(container: Container) -> tuple[PortMapping, ...] | None:
+    """None where they are not known, as for a container that ended: an empty list would send
+    servers to the host's own ports, perhaps to the runner of another job.
+    """
+    return () if container.network_mode == "host" else container.ports or None
 
 
 def _mounted_volumes(container: Container) -> tuple[VolumeInfo, ...]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
 import attrs
 from dstack_shim_contracts.record import TaskRecord
 
 from dstack_shim.engine.protocol import Container, ContainerDetails, Engine
-from dstack_shim.errors import ContainerNotFound, EngineError, ResourceError, StoreError
+from dstack_shim.errors import (
+    ContainerNotFound,
+    EngineError,
+    ResourceError,
+    StoreError,
+    TaskNotFound,
+)
 from dstack_shim.log import EventLog
 from dstack_shim.records import Records
 from dstack_shim.resources.gpus import GpuLocks
@@ -78,11 +86,26 @@ class Restorer:
             await self._restore(restore)
 
     async def adopt(self, containers: tuple[Container, ...]) -> None:
-        """Make tasks of labelled containers nobody knows; those of another home are not ours."""
+        """Make tasks of labelled containers nobody knows; those of another home are not ours.
+
+        To be called under the submit lock: an id must not become known twice.
+        """
         if containers:
             await self.carry_out(
                 attrs.evolve(plan((), containers, self._home, HostFacts()), leave=())
             )
+
+    async def settle_gpus(self) -> None:
+        """Ask again which GPUs those tasks have of which nobody could tell."""
+        for owner in self._gpus.doubtful:
+            entry = self._book.get(owner)
+            gpus = await self._ask_gpus(entry.task)
+            if gpus is None or owner not in self._gpus.doubtful:
+                continue  # still unknown, or released meanwhile
+            held = self._reserved(owner, gpus)
+            self._gpus.settle(owner)
+            with suppress(TaskNotFound):
+                await self._book.change(entry, partial(with_gpus, gpus=held), insist=True)
 
     async def _restore(self, restore: Restore) -> None:
         task, gpus = restore.task, restore.gpus
@@ -90,13 +113,10 @@ class Restorer:
             await self._discard_output(task.dir)
         if gpus is None and not task.released:
             gpus = await self._ask_gpus(task)
+            if gpus is None:
+                self._gpus.doubt(task.id)
         if gpus:
-            reserved = self._gpus.reserve(task.id, gpus)
-            for gpu, owner in reserved.conflicts.items():
-                self._log.error("gpus.conflict", task=task.id, gpu=gpu, owner=owner)
-            if reserved.unknown:
-                self._log.warning("gpus.missing", task=task.id, gpus=reserved.unknown)
-            task = with_gpus(task, reserved.held)
+            task = with_gpus(task, self._reserved(task.id, gpus))
         self._book.add(task)
         self._log.info(
             "task.restored",
@@ -106,16 +126,27 @@ class Restorer:
             reason=task.record.termination_reason,
         )
 
-    async def _ask_gpus(self, task: Task) -> tuple[str, ...]:
+    def _reserved(self, owner: str, gpus: tuple[str, ...]) -> tuple[str, ...]:
+        reserved = self._gpus.reserve(owner, gpus)
+        for gpu, other in reserved.conflicts.items():
+            self._log.error("gpus.conflict", task=owner, gpu=gpu, owner=other)
+        if reserved.unknown:
+            self._log.warning("gpus.missing", task=owner, gpus=reserved.unknown)
+        return reserved.held
+
+    async def _ask_gpus(self, task: Task) -> tuple[str, ...] | None:
+        """What the engine says; None: nobody can tell.
+
+        One that only looks idle would be given to a second job: as long as there is a doubt,
+        none is given to anybody.
+        """
         try:
             return self._gpus_of(await self._engine.inspect(task.container_id))
         except ContainerNotFound:
             return ()
         except EngineError as error:
-            # Nobody can tell which are its own, and one that only looks free would be given
-            # to a second job: all that are left are kept until this task is released.
             self._log.error("gpus.unknown", task=task.id, error=error)
-            return self._gpus.idle
+            return None
 
     async def _confirmed(self, record: TaskRecord) -> tuple[str, ...]:
         try:

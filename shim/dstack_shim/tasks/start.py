@@ -38,7 +38,7 @@ from dstack_shim.tasks.book import Book, Entry
 from dstack_shim.tasks.finish import Finish
 from dstack_shim.tasks.holdings import Holdings
 from dstack_shim.tasks.outcomes import LAST_LINES
-from dstack_shim.tasks.task import Task, advance
+from dstack_shim.tasks.task import Task, advance, found
 
 OpenPullLog = Callable[[str], BinaryIO]
 """Opens the file of a task directory that takes the raw pull stream. Blocks."""
@@ -169,20 +169,26 @@ class Starter:
     async def _create_and_start(self, entry: Entry) -> None:
         task = await self._advance(entry, TaskStatus.CREATING, "creating")
         spec = await self._recipe.specify(task)
-        container_id = await self._create(entry, spec)
-        await self._advance(entry, TaskStatus.CREATING, "starting", container_id=container_id)
         try:
-            await self._start(container_id)
+            await self._start(await self._created(entry, spec))
         except StartFailed as error:
             other = self._recipe.retry(spec, error)
             if other is None:
                 raise
             self._log.warning("start.retried", task=task.id, error=error)
-            await self._engine.remove(container_id)
-            container_id = await self._create(entry, other)
-            await self._advance(entry, TaskStatus.CREATING, "starting", container_id=container_id)
-            await self._start(container_id)
+            await self._engine.remove(entry.task.container_id)
+            await self._book.change(entry, partial(found, container_id=""))
+            await self._start(await self._created(entry, other))
         await self.show_running(entry)
+
+    async def _created(self, entry: Entry, spec: ContainerSpec) -> str:
+        """Create the container, and write down that it is to be started."""
+        container_id = await self._create(entry, spec)
+        # First of all known as the task's own: if its end is decided by now, the next line
+        # raises, and whoever ends the task must find this container and no earlier one.
+        await self._book.change(entry, partial(found, container_id=container_id))
+        await self._advance(entry, TaskStatus.CREATING, "starting")
+        return container_id
 
     async def _create(self, entry: Entry, spec: ContainerSpec) -> str:
         """Create the container, taking back the name from a lost attempt of our own."""
@@ -190,17 +196,18 @@ class Starter:
             return await self._engine.create(spec)
         except NameConflict as conflict:
             try:
-                found = (await self._engine.inspect(conflict.container_id or spec.name)).container
+                ref = conflict.container_id or spec.name
+                other = (await self._engine.inspect(ref)).container
             except ContainerNotFound:
                 return await self._engine.create(spec)
-            if found.task_id != entry.task.id or found.home not in (None, self._home):
+            if other.task_id != entry.task.id or other.home not in (None, self._home):
                 raise NameConflict(
-                    f"the name {spec.name} belongs to container {found.id[:12]}, which is not "
+                    f"the name {spec.name} belongs to container {other.id[:12]}, which is not "
                     f"of this task"
                 ) from conflict
         # The engine finished a create whose answer we never saw: replaced, never run twice.
-        self._log.warning("container.replaced", task=entry.task.id, container=found.id)
-        await self._engine.remove(found.id)
+        self._log.warning("container.replaced", task=entry.task.id, container=other.id)
+        await self._engine.remove(other.id)
         return await self._engine.create(spec)
 
     async def _start(self, container_id: str) -> None:
@@ -232,8 +239,6 @@ class Starter:
         self._log.info("task.running", task=task.id, container=task.container_id)
 
     async def _last_lines(self, entry: Entry) -> str:
-        if not entry.task.container_id:
-            return ""
         try:
             return await self._engine.last_lines(entry.task.container_id, LAST_LINES)
         except EngineError:
@@ -245,7 +250,6 @@ class Starter:
         status: TaskStatus,
         step: str,
         *,
-        container_id: str | None = None,
         ports: tuple[PortMapping, ...] | None = None,
     ) -> Task:
         change = partial(
@@ -253,7 +257,6 @@ class Starter:
             status=status,
             step=step,
             now=self._clock.now(),
-            container_id=container_id,
             ports=ports,
         )
         return await self._book.change(entry, change)

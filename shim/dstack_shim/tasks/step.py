@@ -8,12 +8,11 @@ running any more. When the list fails nothing changes: unreachable is not dead.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import attrs
 from dstack_shim_contracts.statuses import Reason, TaskStatus
 
 from dstack_shim.clock import Clock
@@ -25,6 +24,7 @@ from dstack_shim.errors import (
     IllegalTransition,
     StartFailed,
     StoreError,
+    TaskNotFound,
 )
 from dstack_shim.log import EventLog
 from dstack_shim.tasks.book import Book, Entry
@@ -38,7 +38,7 @@ from dstack_shim.tasks.outcomes import (
     outcome_of_unstarted,
     what_to_do,
 )
-from dstack_shim.tasks.task import Task, advance
+from dstack_shim.tasks.task import Task, advance, found
 
 _AT_ONCE = 8
 """Tasks worked on at the same time in one round: a burst of ends must not queue up, nor take
@@ -56,6 +56,7 @@ class Step:
         engine: Engine,
         finish: Finish,
         adopt: Callable[[tuple[Container, ...]], Coroutine[Any, Any, None]],
+        settle_gpus: Callable[[], Coroutine[Any, Any, None]],
         runner_port: int,
         boot: Boot,
         clock: Clock,
@@ -65,19 +66,27 @@ class Step:
         self._engine = engine
         self._finish = finish
         self._adopt = adopt
+        self._settle_gpus = settle_gpus
         self._runner_port = runner_port
         self._boot = boot
         self._clock = clock
         self._log = log
         self._engine_lost = False
+        self._starts: set[asyncio.Future[None]] = set()
         self.wake = asyncio.Event()
 
     async def run(self, interval: float) -> None:
         """A round every ``interval`` seconds, or at once when :attr:`wake` is set; never ends."""
+        loop = asyncio.get_running_loop()
         while True:
             await self.round()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.wake.wait(), interval)
+            # Not wait_for(): before Python 3.12 it loses a cancellation that comes together
+            # with the wake, and the shim could then never stop.
+            alarm = loop.call_later(interval, self.wake.set)
+            try:
+                await self.wake.wait()
+            finally:
+                alarm.cancel()
             self.wake.clear()
 
     async def round(self) -> None:
@@ -93,7 +102,8 @@ class Step:
         if self._engine_lost:
             self._log.info("engine.back", containers=len(listed))
         self._engine_lost = False
-        await self._adopt(self._strangers(listed, seen_at))
+        await self._adopt_strangers(listed, seen_at)
+        await self._settle_gpus()
         by_id = {container.id: container for container in listed}
         by_name = {container.name: container for container in listed}
         limit = asyncio.Semaphore(_AT_ONCE)
@@ -107,6 +117,13 @@ class Step:
 
         await asyncio.gather(*(one(entry) for entry in self._book))
         self._book.forget_removals(seen_at)
+
+    async def _adopt_strangers(self, listed: tuple[Container, ...], seen_at: int) -> None:
+        if not self._strangers(listed, seen_at):
+            return
+        # Nobody may submit a stranger's id while it is made known; somebody may have by now.
+        async with self._book.submit_lock:
+            await self._adopt(self._strangers(listed, seen_at))
 
     def _strangers(self, listed: tuple[Container, ...], seen_at: int) -> tuple[Container, ...]:
         """Task containers nobody in the book knows: a create that came true after all."""
@@ -125,8 +142,8 @@ class Step:
             do = what_to_do(entry.task, container, self._clock.now(), self._boot)
             if do is not Do.NOTHING:
                 await self._act(do, entry, container)
-        except (EngineUnreachable, IllegalTransition) as error:
-            # Undecided, or somebody moved the task meanwhile: the next round looks again.
+        except (EngineUnreachable, IllegalTransition, TaskNotFound) as error:
+            # Undecided, or somebody moved or removed the task meanwhile.
             self._log.debug("step.undecided", task=entry.task.id, error=error)
         except (EngineError, StoreError) as error:
             self._log.warning("step.failed", task=entry.task.id, error=error)
@@ -199,17 +216,34 @@ class Step:
     async def _start(self, entry: Entry, container: Container | None) -> None:
         """Start a container a crash left created: the record says that was intended."""
         assert container is not None
-        self._log.info("container.started_late", task=entry.task.id, container=container.id)
-        await self._book.change(entry, partial(_found, container_id=container.id))
+        # A start in flight like any other: a terminate that lands now waits for it, and finds
+        # the container that it has to stop. And it runs to its end even if the step is stopped.
+        entry.start_done.clear()
+        start = asyncio.ensure_future(self._start_late(entry, container.id))
+        self._starts.add(start)
+        start.add_done_callback(self._start_ended)
+        await asyncio.shield(start)
+
+    def _start_ended(self, start: asyncio.Future[None]) -> None:
+        self._starts.discard(start)
+        with suppress(asyncio.CancelledError):
+            start.exception()  # seen: whoever waited for it may have been stopped
+
+    async def _start_late(self, entry: Entry, container_id: str) -> None:
         try:
-            await self._engine.start(container.id)
+            task = await self._book.change(entry, partial(found, container_id=container_id))
+            if task.over:
+                return
+            self._log.info("container.started_late", task=task.id, container=container_id)
+            await self._engine.start(container_id)
+            self.wake.set()  # the next round sees it run, with its ports
         except StartFailed as error:
-            lines = await self._last_lines(container.id)
+            lines = await self._last_lines(container_id)
             await self._finish.abandon(
                 entry, Reason.CONTAINER_EXITED_WITH_ERROR, lines or str(error)
             )
-        else:
-            self.wake.set()  # the next round sees it run, with its ports
+        finally:
+            entry.start_done.set()
 
     async def _end_unstarted(self, entry: Entry, container: Container | None) -> None:
         assert container is not None
@@ -238,7 +272,3 @@ def _container_of(
     # A create whose answer was lost: the name leads to it, the label says whether it is ours.
     named = by_name.get(task.container_name)
     return named if named is not None and named.task_id == task.id else None
-
-
-def _found(task: Task, container_id: str) -> Task:
-    return attrs.evolve(task, container_id=container_id)

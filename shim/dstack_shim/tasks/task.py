@@ -103,7 +103,7 @@ def advance(
     step: str,
     now: float,
     *,
-    container_id: str | None = None,
+    container_id: str = "",
     ports: tuple[PortMapping, ...] | None = None,
 ) -> Task:
     """The task one step further into its start.
@@ -116,9 +116,14 @@ def advance(
         task,
         status=status,
         record=attrs.evolve(task.record, intent=Intent(step=step, at=now)),
-        container_id=task.container_id if container_id is None else container_id,
+        container_id=container_id or task.container_id,
         ports=task.ports if ports is None else ports,
     )
+
+
+def found(task: Task, container_id: str) -> Task:
+    """The task with this container as its own, "" for none."""
+    return attrs.evolve(task, container_id=container_id)
 
 
 def with_gpus(task: Task, gpus: tuple[str, ...]) -> Task:
