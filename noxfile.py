@@ -97,6 +97,8 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """The whole path, told as a timeline."""
+    _make_release_environments(session, "0.21.2")
+    _fetch_wheels(session)
     _run(session, "demo/run.py", *session.posargs)
 
 
@@ -155,6 +157,7 @@ def _pytest(
     if os.environ.get("DSTACK_SHIM_FULL") and "--full" not in arguments:
         command.append("--full")
     if sandbox:
+        _fetch_wheels(session)
         command = [SANDBOX, *command]
     session.run(*command, external=True, env={"DSTACK_SHIM_RUN": name})
 
@@ -163,7 +166,11 @@ def _ignore(*folders: str) -> list[str]:
     return [f"--ignore=tests/{folder}" for folder in folders]
 
 
-def _make_release_environments(session: nox.Session) -> None:
+def _make_release_environments(session: nox.Session, *versions: str) -> None:
     """While the network is there: inside the sandbox's own there is none."""
-    everything = ["--all"] if os.environ.get("DSTACK_SHIM_FULL") else []
-    _run(session, ENVIRONMENTS, *everything)
+    _run(session, ENVIRONMENTS, *versions)
+
+
+def _fetch_wheels(session: nox.Session) -> None:
+    """What a build of the single file needs, while the network is there."""
+    _run(session, "-m", "tools.bundle")

@@ -1,4 +1,7 @@
-"""The modules that go into the single file: ours, and those of the wheels named in bundle.txt."""
+"""The modules that go into the single file: ours, and those of the wheels named in bundle.txt.
+
+Run as a script, it only fetches the wheels: a later build needs no network.
+"""
 
 from __future__ import annotations
 
@@ -137,3 +140,7 @@ def _matches(path: PurePosixPath, pattern: str) -> bool:
         return path.match(pattern)
     folder = pattern.removesuffix("/*")
     return str(path) == pattern or (folder != pattern and path.is_relative_to(folder))
+
+
+if __name__ == "__main__":
+    wheels()
