@@ -90,7 +90,7 @@ class Shim(Protocol):
 def make_app(shim: Shim) -> Starlette:
     """The ASGI application."""
     api = _Api(shim)
-    return Starlette(
+    app = Starlette(
         routes=[
             _route("/api/healthcheck", GET=api.healthcheck),
             _route("/api/shutdown", POST=api.shutdown),
@@ -111,6 +111,8 @@ def make_app(shim: Shim) -> Starlette:
             Exception: on_unknown,
         },
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 def _route(path: str, **handlers: Handler) -> Route:
