@@ -1,0 +1,138 @@
+"""Serving on a socket of our own, with real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from dstack_shim.api.server import Server, listen
+from dstack_shim.errors import StartupError
+
+
+class Gated:
+    """An application whose answers wait for a gate."""
+
+    def __init__(self) -> None:
+        self.arrived = asyncio.Event()
+        self.gate = asyncio.Event()
+
+        async def slow(_: Request) -> Response:
+            self.arrived.set()
+            await self.gate.wait()
+            return PlainTextResponse("late")
+
+        async def quick(_: Request) -> Response:
+            return PlainTextResponse("here")
+
+        self.app = Starlette(routes=[Route("/slow", slow), Route("/quick", quick)])
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def sock() -> Iterator[socket.socket]:
+    with listen(free_port()) as sock:
+        yield sock
+
+
+@pytest.fixture
+def base(sock: socket.socket) -> str:
+    return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def test_only_loopback_is_listened_on(sock: socket.socket) -> None:
+    assert sock.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_taken_port_is_named(sock: socket.socket) -> None:
+    port = sock.getsockname()[1]
+    with pytest.raises(StartupError, match=str(port)):
+        listen(port)
+
+
+async def test_who_connected_before_the_start_is_answered_after_it(
+    sock: socket.socket, base: str
+) -> None:
+    gated = Gated()
+    async with httpx.AsyncClient() as client:
+        request = asyncio.ensure_future(client.get(f"{base}/quick"))
+        await asyncio.sleep(0)
+        server = Server(gated.app, sock)
+        server.start()
+        assert (await request).text == "here"
+    server.stop_accepting()
+    await server.drain(1)
+
+
+async def test_a_request_under_way_is_answered_in_the_drain(
+    sock: socket.socket, base: str
+) -> None:
+    gated = Gated()
+    server = Server(gated.app, sock)
+    server.start()
+    async with httpx.AsyncClient() as client:
+        request = asyncio.ensure_future(client.get(f"{base}/slow"))
+        await gated.arrived.wait()
+        server.stop_accepting()
+        drain = asyncio.ensure_future(server.drain(10))
+        await asyncio.sleep(0)
+        gated.gate.set()
+        assert (await request).text == "late"
+        await drain
+
+
+async def test_what_is_not_answered_in_time_is_cut_off(sock: socket.socket, base: str) -> None:
+    gated = Gated()
+    server = Server(gated.app, sock)
+    server.start()
+    async with httpx.AsyncClient() as client:
+        request = asyncio.ensure_future(client.get(f"{base}/slow"))
+        await gated.arrived.wait()
+        server.stop_accepting()
+        await server.drain(0.05)
+        with pytest.raises(httpx.TransportError):
+            await request
+    gated.gate.set()
+
+
+async def test_who_comes_after_the_stop_waits_in_the_backlog_for_the_next_one(
+    sock: socket.socket, base: str
+) -> None:
+    gated = Gated()
+    first = Server(gated.app, sock)
+    first.start()
+    first.stop_accepting()
+    await first.drain(1)
+    async with httpx.AsyncClient() as client:
+        request = asyncio.ensure_future(client.get(f"{base}/quick"))
+        await asyncio.sleep(0)
+        second = Server(gated.app, sock)
+        second.start()
+        assert (await request).text == "here"
+    second.stop_accepting()
+    await second.drain(1)
+
+
+async def test_an_idle_connection_does_not_hold_up_the_drain(
+    sock: socket.socket, base: str
+) -> None:
+    gated = Gated()
+    server = Server(gated.app, sock)
+    server.start()
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"{base}/quick")).text == "here"
+        server.stop_accepting()
+        await asyncio.wait_for(server.drain(30), 5)
