@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import attrs
 import pytest
-from dstack_shim_contracts.api import VolumeInfo
+from dstack_shim_contracts.api import VolumeInfo, VolumeMount
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,14 @@ async def test_a_volume_is_mounted_and_unmounted_with_its_task(host: Disks) -> N
 
 async def test_release_of_a_volume_never_mounted_runs_nothing(host: Disks) -> None:
     await host.adapter().release(wish("t1", volumes=[volume("data")]), others())
+    assert host.asked == []
+
+
+async def test_a_mount_of_a_volume_that_is_not_the_tasks_own_is_refused(host: Disks) -> None:
+    task = wish("t1", volumes=[volume("data")])
+    foreign = attrs.evolve(task.config, volume_mounts=(VolumeMount("someone-elses", "/x"),))
+    with pytest.raises(ResourceError, match="volume_mounts: 'someone-elses' is no volume of"):
+        await host.adapter().acquire(attrs.evolve(task, config=foreign), others())
     assert host.asked == []
 
 
