@@ -72,6 +72,7 @@ class Volumes:
         self._ending.revoke(record.id)
         alive = {claim.id for claim in others() if claim.id != record.id}
         self._foreign = {pair for pair in self._foreign if pair[0] in alive}
+        _check_mounts(record)
         for volume in record.config.volumes:
             if not is_volume_name(volume.name):
                 raise ResourceError(f"volume name {volume.name!r}; expected one plain name")
@@ -229,6 +230,14 @@ class Volumes:
 
     def _lock(self, of: object) -> asyncio.Lock:
         return self._locks.setdefault(of, asyncio.Lock())
+
+
+def _check_mounts(record: Claim) -> None:
+    own = {volume.name for volume in record.config.volumes}
+    for mount in record.config.volume_mounts:
+        if mount.name not in own:
+            # It would bind whatever has this name on the host: another task's volume.
+            raise ResourceError(f"volume_mounts: {mount.name!r} is no volume of the task")
 
 
 def is_same_device(mount: Mount, device: Device) -> bool:
