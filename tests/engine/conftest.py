@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import docker
 import pytest
 
 from tests.lab import sandbox
 from tests.lab.engine import PrivateEngine
+from tests.lab.host import Host
 from tests.lab.images import Images
 from tests.lab.proxy import CountingProxy
 from tests.lab.registry import Registry
@@ -61,6 +63,17 @@ def client(private_engine: PrivateEngine, session_client: docker.APIClient) -> d
 def proxy(private_engine: PrivateEngine) -> Iterator[CountingProxy]:
     with CountingProxy(private_engine.socket, private_engine.directory / "p") as proxy:
         yield proxy
+
+
+@pytest.fixture
+def instance(private_engine: PrivateEngine, tmp_path: Path) -> Iterator[Host]:
+    """A host with disks, users and GPUs, for shims that are started on it."""
+    # Users and jobs walk to what lies below.
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    host = Host(tmp_path, private_engine)
+    yield host
+    host.close()
 
 
 @pytest.fixture(scope="session")

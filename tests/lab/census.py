@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ import docker
 VOLUMES = "/mnt/disks/dstack-volumes/"
 MARKER = " # added by dstack-shim"
 _LABEL = "ai.dstack.shim."
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # how the kernel writes space, tab, newline and backslash
 _ORDER = ("pending", "preparing", "pulling", "creating", "running", "terminated")
 
 Ask = Callable[[str], Any]
@@ -127,11 +129,7 @@ class Census:
 
     def _mounts(self, records: Mapping[str, Any]) -> Iterable[str]:
         """2. Mounts of volumes = volumes of tasks that are not released."""
-        mounted = {
-            line.split()[4][len(VOLUMES) :]
-            for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
-            if line.split()[4].startswith(VOLUMES)
-        }
+        mounted = set(mounted_volumes())
         needed = {
             volume["name"]
             for record in records.values()
@@ -210,6 +208,13 @@ class Census:
             for path in sorted(runners.iterdir())
             if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
         ]
+
+
+def mounted_volumes() -> list[str]:
+    """The names of the volumes that are mounted, one for each mount."""
+    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    points = [_ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), line.split()[4]) for line in lines]
+    return [point.removeprefix(VOLUMES) for point in points if point.startswith(VOLUMES)]
 
 
 def _record(path: Path) -> dict[str, Any] | None:
