@@ -8,11 +8,8 @@ other. The same sources and the same Pythons give the same bytes, wherever they 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +24,7 @@ from dstack_shim_contracts.features import (
 from packaging.version import InvalidVersion, Version
 
 from dstack_shim import build
-from tools import bundle, interpreters
+from tools import bundle, byte_code, interpreters
 
 HERE = Path(__file__).parent
 PARTS = HERE / "single_file"
@@ -71,8 +68,7 @@ def build_shim(version: str, output: Path) -> Path:
     """Write ``output/dstack-shim``, which replaces an older one only once it answers."""
     modules = bundle.modules()
     modules["single_file_start.py"] = (PARTS / "start.py").read_bytes()
-    with tempfile.TemporaryDirectory() as scratch:
-        entries = _entries(modules, version, Path(scratch))
+    entries = _entries(modules, version)
     output.mkdir(parents=True, exist_ok=True)
     target = output / "dstack-shim"
     partial = output / ".dstack-shim.partial"
@@ -82,7 +78,7 @@ def build_shim(version: str, output: Path) -> Path:
     return target
 
 
-def _entries(modules: bundle.Files, version: str, scratch: Path) -> bundle.Files:
+def _entries(modules: bundle.Files, version: str) -> bundle.Files:
     entries = {
         "__main__.py": (PARTS / "main.py").read_bytes(),
         FEATURE_DOCUMENT_NAME: feature_document(version),
@@ -90,10 +86,8 @@ def _entries(modules: bundle.Files, version: str, scratch: Path) -> bundle.Files
     }
     pythons = interpreters.interpreters().values()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for tree, code in pool.map(
-            lambda one: _byte_code(one, modules, version, scratch), pythons
-        ):
-            entries.update({f"{tree}/{name}": content for name, content in code.items()})
+        for code in pool.map(lambda python: _byte_code(python, modules, version), pythons):
+            entries.update(code)
     modules["single_file_facts.py"] = _facts(version, {"modules": [], "linked": []})
     entries.update({f"source/{name}": content for name, content in modules.items()})
     return entries
@@ -105,25 +99,11 @@ def feature_document(version: str) -> bytes:
     return encode(FeatureDocument(build.NAME, version, tuple(FEATURES), implementation))
 
 
-def _byte_code(
-    python: Path, modules: bundle.Files, version: str, scratch: Path
-) -> tuple[str, bundle.Files]:
-    """The tree's name and its files, compiled by ``python`` in a folder of its own."""
-    described = json.loads(_run(python, PARTS / "describe.py", "tree"))
-    source, target = scratch / described / "source", scratch / described / "code"
-    _unpack(modules, source)
-    seen = json.loads(_run(python, PARTS / "describe.py", "imports", source))
-    _unpack({"single_file_facts.py": _facts(version, seen)}, source)
-    _run(python, HERE / "compile_tree.py", source, target)
-    files = {str(file.relative_to(target)): file.read_bytes() for file in target.rglob("*.pyc")}
-    return described, files
-
-
-def _unpack(files: bundle.Files, folder: Path) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+def _byte_code(python: Path, modules: bundle.Files, version: str) -> bundle.Files:
+    """What ``python`` compiled, below the name of its tree."""
+    tree = byte_code.tree(python, modules)
+    facts = byte_code.compile_one(python, "single_file_facts.py", _facts(version, tree.imports))
+    return {f"{tree.name}/{name}": code for name, code in {**tree.code, **facts}.items()}
 
 
 def _facts(version: str, seen: dict[str, list[str]]) -> bytes:
@@ -142,7 +122,7 @@ def _write(file: Path, entries: bundle.Files) -> None:
                 member = zipfile.ZipInfo(name, EPOCH)
                 member.external_attr = 0o644 << 16
                 member.create_system = 3  # Unix: the same bytes whatever builds it
-                archive.writestr(member, entries[name], zipfile.ZIP_DEFLATED, 9)
+                archive.writestr(member, entries[name], zipfile.ZIP_DEFLATED, 6)
     file.chmod(0o755)
     if file.stat().st_size > LARGEST:
         raise bundle.BundleError(f"{file.stat().st_size:,} bytes are more than {LARGEST:,}")
@@ -151,26 +131,9 @@ def _write(file: Path, entries: bundle.Files) -> None:
 def _prove(file: Path, version: str) -> None:
     wanted = f"dstack-shim version {version}\n"
     for python in interpreters.interpreters().values():
-        answer = _run(python, "-I", "-S", file, "--version")
+        answer = byte_code.ask(python, "-I", "-S", file, "--version")
         if answer != wanted:
             raise bundle.BundleError(f"{python} answers {answer!r} to --version")
-
-
-def _run(python: Path, *arguments: str | Path) -> str:
-    """What that Python prints. Its hash seed is fixed, and no module of ours leaks into it."""
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("PYTHONPATH", None)
-    answer = subprocess.run(
-        [python, *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    if answer.returncode:
-        raise bundle.BundleError(f"{python} failed with exit code {answer.returncode}, see above")
-    return answer.stdout
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""The byte code of modules by one Python, kept in ``build/byte-code`` for the next build.
+
+Compiling is most of the time of a build, and what changes between two builds is often nothing but
+the version they report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.bundle import BundleError, Files
+
+HERE = Path(__file__).parent
+COMPILE = HERE / "compile_tree.py"
+DESCRIBE = HERE / "single_file" / "describe.py"
+KEPT = HERE.parent / "build" / "byte-code"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """``name`` tells for which Python; ``imports`` are the standard modules the daemon needs."""
+
+    name: str
+    code: Files
+    imports: dict[str, list[str]]
+
+
+def tree(python: Path, modules: Files) -> Tree:
+    """All of ``modules`` compiled by ``python``. Raises ``BundleError`` if one does not compile."""
+    name = json.loads(ask(python, DESCRIBE, "tree"))
+    folder = KEPT / f"{name}-{_digest(python, modules)}"
+    if not folder.exists():
+        _make(python, modules, folder)
+    imports = json.loads((folder / "imports.json").read_text(encoding="utf-8"))
+    return Tree(name, _read(folder / "code"), imports)
+
+
+def compile_one(python: Path, name: str, source: bytes) -> Files:
+    """One more module, which is not kept."""
+    with tempfile.TemporaryDirectory() as scratch:
+        before, after = Path(scratch) / "source", Path(scratch) / "code"
+        _write({name: source}, before)
+        ask(python, COMPILE, before, after)
+        return _read(after)
+
+
+def ask(python: Path, *arguments: str | Path) -> str:
+    """What that Python prints. Its hash seed is fixed, and no module of ours leaks into it.
+
+    Raises ``BundleError`` if it fails; its own words went to standard error.
+    """
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("PYTHONPATH", None)
+    answer = subprocess.run(
+        [python, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if answer.returncode:
+        raise BundleError(f"{python} failed with exit code {answer.returncode}, see above")
+    return answer.stdout
+
+
+def _make(python: Path, modules: Files, folder: Path) -> None:
+    """Aside first, then under its name: two builds at once, or a killed one, do no harm."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=KEPT, prefix=".") as scratch:
+        source, made = Path(scratch) / "source", Path(scratch) / "made"
+        _write(modules, source)
+        ask(python, COMPILE, source, made / "code")
+        (made / "imports.json").write_text(ask(python, DESCRIBE, "imports", source))
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another build was quicker
+                raise
+    _forget(older_than=time.time() - 86_400)
+
+
+def _forget(older_than: float) -> None:
+    """Drop the code of earlier sources, but none that a build of now may be reading."""
+    for folder in KEPT.iterdir():
+        if folder.stat().st_mtime < older_than:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(python: Path, modules: Files) -> str:
+    real = python.resolve()
+    digest = hashlib.sha256(f"{real} {real.stat().st_mtime_ns}\n".encode())
+    for script in (COMPILE, DESCRIBE):
+        digest.update(script.read_bytes())
+    for name, content in sorted(modules.items()):
+        digest.update(f"{name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]
+
+
+def _write(files: Files, folder: Path) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _read(folder: Path) -> Files:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.pyc")}
