@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,8 +92,9 @@ def _make(python: Path, modules: Files, folder: Path) -> None:
 def _forget(older_than: float) -> None:
     """Drop the code of earlier sources, but none that a build of now may be reading."""
     for folder in KEPT.iterdir():
-        if folder.stat().st_mtime < older_than:
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another build forgets it too
+            if folder.stat().st_mtime < older_than:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digest(python: Path, modules: Files) -> str:
