@@ -7,9 +7,10 @@ owner; a volume or key that another task still needs stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from dstack_shim_contracts.record import TaskRecord
 
@@ -55,7 +56,8 @@ class Holdings:
         """Take all the task needs; the caller releases whatever comes of it.
 
         Raises ``ResourceError``, ``StoreError``, and ``IllegalTransition`` when the task's end
-        was decided meanwhile.
+        was decided meanwhile: that is noticed also by whoever waits for a disk to appear, since
+        a server gives a terminate 9 s.
         """
         task = entry.task
         gpus = self._gpus.acquire(task.id, task.record.config.gpu)
@@ -63,9 +65,10 @@ class Holdings:
             await self._book.change(entry, partial(with_gpus, gpus=gpus))
             self._log.info("gpus.acquired", task=task.id, gpus=gpus)
         for resource in self._resources:
-            if entry.task.over:
-                raise IllegalTransition(f"task {task.id} is terminated")
-            await resource.acquire(entry.task.record, partial(self._others, entry))
+            _must_go_on(entry)
+            await self._unless_given_up(
+                entry, resource.acquire(entry.task.record, partial(self._others, entry))
+            )
 
     async def release(self, entry: Entry) -> None:
         """Give back all the task holds, and write that down; done already is fine.
@@ -96,9 +99,28 @@ class Holdings:
             self._gpus.release(entry.task.id)
             self._log.info("task.released", task=entry.task.id)
 
+    async def _unless_given_up(self, entry: Entry, taking: Coroutine[Any, Any, None]) -> None:
+        work = asyncio.ensure_future(taking)
+        given_up = asyncio.ensure_future(entry.cancel.wait())
+        try:
+            await asyncio.wait({work, given_up}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            given_up.cancel()
+            work.cancel()
+        await asyncio.wait({work})  # what must not be cut short still comes to its end
+        if work.cancelled():
+            _must_go_on(entry)
+            raise ResourceError(f"interrupted while preparing: {entry.cancelled_because}")
+        work.result()
+
     def _others(self, entry: Entry) -> tuple[TaskRecord, ...]:
         return tuple(
             other.task.record
             for other in self._book
             if other is not entry and not other.task.released
         )
+
+
+def _must_go_on(entry: Entry) -> None:
+    if entry.task.over:
+        raise IllegalTransition(f"task {entry.task.id} is terminated")
