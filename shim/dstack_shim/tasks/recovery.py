@@ -110,7 +110,7 @@ def plan(
         _with_record(record_dir, container, home, host)
         if (record_dir := by_id.get(task_id)) is not None
         else _adopted(container, dirs.get(dir_of[task_id][0] or container.name))
-        for task_id, container in sorted(mine.items())
+        for task_id, container in _running_first(mine)
     ]
     restore += [_tombstone(item) for task_id, item in sorted(by_id.items()) if task_id not in mine]
     claimed = {item.task.dir for item in restore}
@@ -158,6 +158,13 @@ def _one_per_task(
             _left(other, f"task {task_id} is container {first.id[:12]} already") for other in rest
         ]
     return chosen
+
+
+def _running_first(mine: Mapping[str, Container]) -> list[tuple[str, Container]]:
+    """In the order in which they claim their GPUs: one that two claim stays in use by the task
+    that runs on it, whatever a container says that has ended and whose record is lost.
+    """
+    return sorted(mine.items(), key=lambda item: (not item[1].state.alive, item[0]))
 
 
 def _left(container: Container, why: str) -> LeaveAlone:

@@ -97,6 +97,22 @@ def test_a_record_without_a_container_is_known_where_it_stood(
     assert item.task.container_id == ""
 
 
+def test_tasks_that_run_come_first_then_those_that_ended_then_those_without_a_container() -> None:
+    found = [good()]
+    found += [
+        FoundDir(f"dir-{task_id}", RecordKind.GOOD, attrs.evolve(record(), id=task_id))
+        for task_id in ("t0", "t2", "t3")
+    ]
+    boxes = [
+        container(ContainerState.EXITED),
+        container(task_id="t3", name="dir-t3"),
+        container(task_id="t2", name="dir-t2"),
+    ]
+    # Whoever comes first keeps a GPU that two claim.
+    order = [item.task.id for item in planned(found, boxes).restore]
+    assert order == ["t2", "t3", "t1", "t0"]
+
+
 def test_a_record_without_a_container_still_holds_its_gpus_until_released() -> None:
     assert planned([good(gpus=("g1",))], []).restore[0].gpus == ("g1",)
     assert planned([good(gpus=("g1",), cleaned_up=True)], []).restore[0].gpus == ()

@@ -518,6 +518,26 @@ def test_a_conflict_over_a_gpu_leaves_it_with_one_of_the_two(host: Stage) -> Non
     host.play(scene)
 
 
+def test_a_gpu_claimed_by_one_that_runs_and_one_that_ended_is_kept_for_the_one_that_runs(
+    host: Stage,
+) -> None:
+    async def scene() -> None:
+        await host.run_task(config("t1", image="ends"))
+        await asyncio.sleep(20)
+        await host.round()
+        await host.run_task(config("t2"))  # on the GPU that t1 gave back
+        (host.dir(config("t1")) / "task.json").write_bytes(b"")  # who knows that it did?
+        host.script.hold("keys.release")  # and nothing is released yet
+        host.kill()
+        host.begin()
+        await host.core._restorer.carry_out(await host.core._restorer.plan())
+        assert host.gpus.held()["t2"] == GPUS[:1]
+        await host.restart()
+        assert (await host.run_task(config("t3"))).gpus_ids == GPUS[1:2]
+
+    host.play(scene)
+
+
 def test_gpus_of_two_tasks_that_nobody_can_tell_are_given_to_nobody_until_both_are_known(
     host: Stage,
 ) -> None:
