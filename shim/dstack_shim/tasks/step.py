@@ -108,14 +108,22 @@ class Step:
         by_name = {container.name: container for container in listed}
         limit = asyncio.Semaphore(_AT_ONCE)
 
+        def is_due(entry: Entry) -> bool:
+            # The list tells nothing about a task that moved after it was asked for: a container
+            # made meanwhile would look gone.
+            if entry.busy or entry.changed_at > seen_at:
+                return False
+            return entry.unsaved or self._do(entry, container_of(entry)) is not Do.NOTHING
+
+        def container_of(entry: Entry) -> Container | None:
+            return _container_of(entry.task, by_id, by_name)
+
         async def one(entry: Entry) -> None:
             async with limit:
-                # Checked now, not before waiting: the list tells nothing about a task that
-                # moved after it was asked for (a container made meanwhile would look gone).
-                if not entry.busy and entry.changed_at <= seen_at:
-                    await self._guarded(entry, _container_of(entry.task, by_id, by_name))
+                if is_due(entry):  # still, after waiting
+                    await self._guarded(entry, container_of(entry))
 
-        await asyncio.gather(*(one(entry) for entry in self._book))
+        await asyncio.gather(*(one(entry) for entry in self._book if is_due(entry)))
         self._book.forget_removals(seen_at)
 
     async def _adopt_strangers(self, listed: tuple[Container, ...], seen_at: int) -> None:
@@ -139,7 +147,7 @@ class Step:
         try:
             if entry.unsaved:
                 await self._finish.save(entry)
-            do = what_to_do(entry.task, container, self._clock.now(), self._boot)
+            do = self._do(entry, container)
             if do is not Do.NOTHING:
                 await self._act(do, entry, container)
         except (EngineUnreachable, IllegalTransition, TaskNotFound) as error:
@@ -149,6 +157,9 @@ class Step:
             self._log.warning("step.failed", task=entry.task.id, error=error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the step for all
             self._log.fault("step.broken", error, task=entry.task.id)
+
+    def _do(self, entry: Entry, container: Container | None) -> Do:
+        return what_to_do(entry.task, container, self._clock.now(), self._boot)
 
     async def _act(self, do: Do, entry: Entry, container: Container | None) -> None:
         actions: Mapping[Do, Action] = {

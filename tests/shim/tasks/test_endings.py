@@ -48,8 +48,6 @@ def assert_all_over(host: Stage, task_id: str = "t1", reason: str = REASON) -> N
     ("call", "after"),
     [
         ("records.write", False),
-        ("keys.acquire", False),
-        ("volumes.acquire", True),
         ("has_image", False),
         ("create", False),
         ("create", True),
@@ -72,6 +70,35 @@ def test_a_terminate_that_lands_in_a_start_waits_for_it_and_leaves_nothing(
         info = await end
         assert (info.status, info.termination_message) == (TaskStatus.TERMINATED, "enough")
         assert_all_over(host)
+
+    host.play(scene)
+
+
+@pytest.mark.parametrize(("call", "after"), [("keys.acquire", False), ("volumes.acquire", True)])
+def test_a_terminate_cuts_short_what_waits_for_a_disk_or_a_file(
+    host: Stage, call: str, after: bool
+) -> None:
+    async def scene() -> None:
+        hold = host.script.hold(call, after=after)
+        await host.submit(config())
+        await hold.reached.wait()
+        begun = host.loop.time()
+        await host.terminate("t1", REASON)
+        assert host.loop.time() - begun < 1
+        assert_all_over(host)
+
+    host.play(scene)
+
+
+def test_a_stop_of_the_shim_ends_what_waits_for_a_disk_and_says_so(host: Stage) -> None:
+    async def scene() -> None:
+        hold = host.script.hold("volumes.acquire", after=True)
+        await host.submit(config())
+        await hold.reached.wait()
+        await host.core.drain(5)
+        assert_all_over(host, reason="executor_error")
+        message = host.core.info("t1").termination_message
+        assert message == "interrupted while preparing: the shim was stopped"
 
     host.play(scene)
 
@@ -184,14 +211,16 @@ def test_a_terminate_just_before_the_step_would_start_a_container_wins(host: Sta
     async def scene() -> None:
         host.script.fail("start", LOST)
         await host.run_task(config())
-        entry = host.core.book.get("t1")
-        async with entry.lock:  # the step and the terminate both wait for it, in this order
-            entry.unsaved = True
-            late = asyncio.ensure_future(host.round())
-            await asyncio.sleep(1)
-        await host.terminate("t1")
-        await late
+        host.core.book.get("t1").unsaved = True
+        hold = host.script.hold("records.write")
+        late = asyncio.ensure_future(host.round())
+        await hold.reached.wait()  # the step saves first, then looks at the task
+        end = asyncio.ensure_future(host.terminate("t1"))
+        await asyncio.sleep(1)
+        hold.let_go()
+        await asyncio.gather(late, end)
         assert_all_over(host)
+        assert host.container("t1").starts == 0
 
     host.play(scene)
 
