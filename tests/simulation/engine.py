@@ -55,6 +55,8 @@ class SimEngine(FakeEngine):
 
     def __init__(self, loop: VirtualLoop, random: random.Random, watcher: Watcher) -> None:
         self.outages = 0
+        self.asked = 0
+        """Calls so far."""
         self.hangs_until = 0.0
         self.exits_by = "itself"
         self._loop = loop
@@ -68,7 +70,6 @@ class SimEngine(FakeEngine):
             seed=random.getrandbits(32),
             clock=LoopClock(loop),
             faults=self,
-            latency=_latency,
         )
         self.containers = _Containers(self.created)
         self._struck: dict[object, str] = {}
@@ -124,24 +125,35 @@ class SimEngine(FakeEngine):
 
     # Requests.
 
+    def _call(self, name: str, subject: str = "") -> _Passage:  # type: ignore[override]  # the same, several times as fast
+        self.asked += 1
+        return _Passage(self, Call(name, subject))
+
+    def delay(self) -> float:
+        """Seconds a message takes one way."""
+        roll = self._dice.random()
+        if roll < 0.6:
+            return 0.0
+        return self._dice.random() * (0.05 if roll < 0.97 else 3.0)
+
     def ask(self, owner: Owner, name: str, work: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
         """Begin a request; the future is the shim's end of the connection."""
         answer: asyncio.Future[T] = self._loop.create_future()
         request = outside(self._loop, self._serve(work, answer))
         request.set_name(name)
         self._requests[request] = owner
-        request.add_done_callback(self._done)
+        request.add_done_callback(partial(self._done, answer))
         return answer
 
-    def _done(self, request: asyncio.Task[None]) -> None:
+    def _done(self, answer: asyncio.Future[Any], request: asyncio.Task[None]) -> None:
         del self._requests[request]
         self._struck.pop(request, None)
+        if request.cancelled():
+            _fail(answer, EngineUnreachable("no answer from the engine: Connection reset"))
 
     async def _serve(self, work: Callable[[], Awaitable[T]], answer: asyncio.Future[T]) -> None:
         try:
             result = await work()
-        except asyncio.CancelledError:
-            _fail(answer, EngineUnreachable("no answer from the engine: Connection reset"))
         except EngineError as error:
             _fail(answer, error)
         else:
@@ -231,6 +243,29 @@ class SimEngine(FakeEngine):
         self.containers[container_id].state = ContainerState.RUNNING
 
 
+class _Passage:
+    """One call's way to the engine and back; what it does stands in the ``async with``."""
+
+    __slots__ = ("_call", "_engine")
+
+    def __init__(self, engine: SimEngine, call: Call) -> None:
+        self._engine = engine
+        self._call = call
+
+    async def __aenter__(self) -> None:
+        await asyncio.sleep(self._engine.delay())
+        await self._engine.before(self._call)
+        self._engine._must_answer()
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            delay = self._engine.delay()
+            if delay:
+                await asyncio.sleep(delay)
+            await self._engine.after(self._call)
+            self._engine._must_answer()
+
+
 class _Containers(dict[str, FakeContainer]):
     """The engine's containers; it is told of each new one."""
 
@@ -302,12 +337,3 @@ def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
         answer.exception()  # looked at: nobody may be left to look
-
-
-def _latency(dice: random.Random) -> float:
-    roll = dice.random()
-    if roll < 0.6:
-        return 0.0
-    if roll < 0.97:
-        return dice.random() * 0.05
-    return dice.random() * 3

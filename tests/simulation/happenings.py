@@ -48,7 +48,8 @@ class Happenings:
 
     def happen(self, event: Event) -> None:
         """Let one event happen."""
-        self._world.tell(f"EVENT {str(event).partition(' ')[2].strip()}")
+        if self._world.tells:
+            self._world.tell(f"EVENT {str(event).partition(' ')[2].strip()}")
         self._world.happened[event.kind] += 1
         self._kinds[event.kind](event)
 

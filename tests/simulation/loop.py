@@ -105,43 +105,38 @@ class VirtualLoop:
         self._ready: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
         self._number = 0
+        self._self = cast("asyncio.AbstractEventLoop", self)
         self._unowned: list[asyncio.Task[Any]] = []
-
-    def _as_asyncios(self) -> asyncio.AbstractEventLoop:
-        return cast("asyncio.AbstractEventLoop", self)
 
     # Running.
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run ``main`` to its end. Raises what it raises, and :class:`Deadlock`."""
         before = events._get_running_loop()
-        events._set_running_loop(self._as_asyncios())
+        events._set_running_loop(self._self)
         try:
             task = self.create_task(main)
-            while not task.done():
-                self._turn()
+            done, ready = task.done, self._ready
+            while not done():
+                if not ready:
+                    self._jump()
+                handle = ready.popleft()
+                context = handle.context
+                owner = context.get(OWNER)
+                if handle.is_cancelled or (owner is not None and owner.dead):
+                    continue
+                self.turns += 1
+                try:
+                    context.run(handle.callback, *handle.args)
+                except Exception as error:  # noqa: BLE001 - as every event loop does
+                    self.call_exception_handler({"message": "callback failed", "exception": error})
             return task.result()
         finally:
             events._set_running_loop(before)
 
-    def _turn(self) -> None:
-        if not self._ready:
-            self._jump()
-        handle = self._ready.popleft()
-        if handle.is_cancelled:
-            return
-        owner = handle.context.get(OWNER)
-        if owner is not None and owner.dead:
-            return
-        self.turns += 1
+    def _jump(self) -> None:
         if self.turns > TOO_MANY_TURNS:
             raise Deadlock(f"no end after {self.turns} callbacks")
-        try:
-            handle.context.run(handle.callback, *handle.args)
-        except Exception as error:  # noqa: BLE001 - as every event loop does
-            self.call_exception_handler({"message": "callback failed", "exception": error})
-
-    def _jump(self) -> None:
         timers = self._timers
         while timers and timers[0][2].is_cancelled:
             heapq.heappop(timers)
@@ -189,14 +184,14 @@ class VirtualLoop:
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self._as_asyncios())
+        return asyncio.Future(loop=self._self)
 
     def create_task(
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Any = None
     ) -> asyncio.Task[T]:
         if context is not None:
             return context.run(self.create_task, coro, name=name)  # type: ignore[no-any-return]  # of Any
-        task = asyncio.Task(coro, loop=self._as_asyncios(), name=name or "simulated")
+        task = asyncio.Task(coro, loop=self._self, name=name or "simulated")
         owner = OWNER.get()
         (self._unowned if owner is None else owner.tasks).append(task)
         return task

@@ -111,7 +111,8 @@ class Requests:
         self.answers += 1
         outcome = type(error).__name__ if error else "200"
         world.happened[f"{what}: {outcome}"] += 1
-        world.tell(f"ANSWER {what} {task_id}: {outcome} {error or ''}")
+        if world.tells:
+            world.tell(f"ANSWER {what} {task_id}: {outcome} {error or ''}")
         world.watch.observe(shim)
 
     # What must be true with an answer.
@@ -154,15 +155,16 @@ class Requests:
             for entry in shim.core.book
             if entry.task.id != story.id and not entry.task.released
         ]
+        lost = [damaged.config for damaged in world.damaged if damaged.config is not None]
+        lost_volumes = {volume.name for config in lost for volume in config.volumes}
         for volume in story.config.volumes:
-            if volume.name in world.host.mounted and volume.name not in _volumes(others):
+            is_needed = volume.name in _volumes(others) | lost_volumes
+            if volume.name in world.host.mounted and not is_needed:
                 world.violate(f"{story.id} is answered as ended and {volume.name} is mounted")
         user = story.config.host_ssh_user
         left = set(story.config.host_ssh_keys) & set(world.host.keys.get(user, ()))
-        damaged = {
-            key for lost in world.damaged if lost.config for key in lost.config.host_ssh_keys
-        }
-        if left - _keys(others, user) - damaged:
+        lost_keys = {key for config in lost for key in config.host_ssh_keys}
+        if left - _keys(others, user) - lost_keys:
             world.violate(f"{story.id} is answered as ended and its keys are there")
 
 

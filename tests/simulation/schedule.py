@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import attrs
 from dstack_shim_contracts.api import InstanceMount, TaskConfig, VolumeInfo, VolumeMount
@@ -72,15 +73,14 @@ def draw(seed: int) -> Schedule:
     dice = random.Random(f"schedule {seed}")
     tasks = dice.randint(2, 7)
     configs = tuple(_config(number, dice) for number in range(tasks))
-    kinds, weights = zip(*_WEIGHTS.items(), strict=True)
     events = []
-    for number in range(dice.randint(35, 85)):
+    for number in range(dice.randint(35, 75)):
         # The first few are submits, or nothing would be there for anything to happen to.
-        kind = "submit" if number < tasks - 1 else dice.choices(kinds, weights)[0]
-        event = Event(_pause(dice), kind, dice.randrange(tasks))
-        if number < tasks - 1:
-            event = attrs.evolve(event, task=number)
-        events.append(_DRAWN.get(kind, _as_it_is)(event, dice))
+        is_first = number < tasks - 1
+        kind = "submit" if is_first else dice.choices(_KINDS, cum_weights=_CUMULATED)[0]
+        task = number if is_first else dice.randrange(tasks)
+        words, numbers = _DRAWN.get(kind, _nothing)(dice)
+        events.append(Event(_pause(dice), kind, task, words, numbers))
     return Schedule(
         seed=seed,
         configs=configs,
@@ -88,7 +88,7 @@ def draw(seed: int) -> Schedule:
         remote=frozenset(number for number in range(tasks) if dice.random() < 0.35),
         paces=tuple(dice.choice((0.0, 0.1, 5.0, 60.0)) for _ in range(tasks)),
         events=tuple(events),
-        interval=dice.choice((1.0, 5.0, 10.0, 30.0)),
+        interval=dice.choice((2.0, 10.0, 30.0, 100.0)),
         wakes=dice.random() < 0.6,
         as_bytes=seed % 64 == 0,
     )
@@ -139,44 +139,43 @@ def _program(number: int, dice: random.Random) -> Program:
     )
 
 
-def _as_it_is(event: Event, dice: random.Random) -> Event:
-    return event
+Drawn = tuple[tuple[str, ...], tuple[float, ...]]
 
 
-def _words(*choices: Sequence[str]) -> Callable[[Event, random.Random], Event]:
-    def drawn(event: Event, dice: random.Random) -> Event:
-        return attrs.evolve(event, words=tuple(dice.choice(choice) for choice in choices))
+def _nothing(dice: random.Random) -> Drawn:
+    return (), ()
+
+
+def _words(*choices: Sequence[str]) -> Callable[[random.Random], Drawn]:
+    def drawn(dice: random.Random) -> Drawn:
+        return tuple(dice.choice(choice) for choice in choices), ()
 
     return drawn
 
 
-def _terminate(event: Event, dice: random.Random) -> Event:
-    reason = dice.choice((*REASONS, ""))
-    return attrs.evolve(event, words=(reason,), numbers=(float(dice.choice(GRACES)),))
+def _terminate(dice: random.Random) -> Drawn:
+    return (dice.choice((*REASONS, "")),), (float(dice.choice(GRACES)),)
 
 
-def _exit(event: Event, dice: random.Random) -> Event:
-    return attrs.evolve(event, numbers=(float(dice.choice((0, 0, 1, 7, 137))),))
+def _exit(dice: random.Random) -> Drawn:
+    return (), (float(dice.choice((0, 0, 1, 7, 137))),)
 
 
-def _outage(event: Event, dice: random.Random) -> Event:
+def _outage(dice: random.Random) -> Drawn:
     kind = dice.choice(("killed", "killed, containers too", "hanging"))
-    seconds = dice.choice((2.0, 12.0, 40.0, 600.0))
-    return attrs.evolve(event, words=(kind,), numbers=(seconds,))
+    return (kind,), (dice.choice((2.0, 12.0, 40.0, 600.0)),)
 
 
-def _fault(event: Event, dice: random.Random) -> Event:
-    return attrs.evolve(
-        event, words=dice.choice(POSSIBLE), numbers=(float(dice.choice((1, 1, 2, 4))),)
-    )
+def _fault(dice: random.Random) -> Drawn:
+    return dice.choice(POSSIBLE), (float(dice.choice((1, 1, 2, 4))),)
 
 
-def _restart(event: Event, dice: random.Random) -> Event:
-    return attrs.evolve(event, numbers=(dice.choice((0.1, 3.0, 3.0, 65.0)),))
+def _restart(dice: random.Random) -> Drawn:
+    return (), (dice.choice((0.1, 3.0, 3.0, 65.0)),)
 
 
-def _stop(event: Event, dice: random.Random) -> Event:
-    return attrs.evolve(event, numbers=(dice.choice((0.1, 3.0)), dice.choice((5.0, 0.5))))
+def _stop(dice: random.Random) -> Drawn:
+    return (), (dice.choice((0.1, 3.0)), dice.choice((5.0, 0.5)))
 
 
 _WEIGHTS = {
@@ -188,7 +187,7 @@ _WEIGHTS = {
     "pause": 2,
     "outage": 3,
     "fault": 26,
-    "kill": 6,
+    "kill": 5,
     "stop": 4,
     "reboot": 1.5,
     "power cut": 1.5,
@@ -197,7 +196,9 @@ _WEIGHTS = {
     "stranger's name": 1,
     "wait": 5,
 }
-_DRAWN: dict[str, Callable[[Event, random.Random], Event]] = {
+_KINDS = tuple(_WEIGHTS)
+_CUMULATED = tuple(accumulate(_WEIGHTS.values()))
+_DRAWN: dict[str, Callable[[random.Random], Drawn]] = {
     "terminate": _terminate,
     "exit": _exit,
     "outage": _outage,

@@ -47,6 +47,7 @@ T = TypeVar("T")
 HOME = "/home/shim"
 RUNNER_PORT = 10999
 VOLUMES = f"{ROOT}/"
+_HOME = Path(HOME)
 SLOW = 20.0
 """Seconds that a slow call to the host takes."""
 
@@ -98,7 +99,7 @@ class Shim(Owner):
         engine = EngineClient(world.engine, self)
         self.core: Core = self.context.run(
             lambda: make_core(
-                home=Path(HOME),
+                home=_HOME,
                 boot=world.boot,
                 engine=engine,
                 records=self._records,

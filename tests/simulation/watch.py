@@ -78,7 +78,7 @@ class Watch:
         if LABEL_IS_TASK not in container.spec.labels:
             return
         story = self._stories.container_created(container)
-        if not by_living:
+        if not by_living or story.is_damaged:
             return
         for record in self._certain_records(story.dir):
             missing = set(gpus_of(container)) - set(record.gpus or () if record else ())

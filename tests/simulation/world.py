@@ -60,7 +60,7 @@ class World:
         """Requests that found nobody."""
         self.damaged: list[Story] = []
         """Tasks whose record something has written over."""
-        self._tells = tells
+        self.tells = tells
         for number, config in enumerate(schedule.configs):
             image = f"{config.image_name}:latest"
             if number in schedule.remote:
@@ -72,7 +72,7 @@ class World:
 
     def tell(self, line: str) -> None:
         """Add to the trace, if somebody wants one."""
-        if self._tells:
+        if self.tells:
             self.trace.append(f"{self.loop.time():12.3f} {line}")
 
     def violate(self, text: str) -> None:
@@ -90,7 +90,7 @@ class World:
         """The supervisor starts a shim."""
         self.generations += 1
         self.watch.generation_begins()
-        log = SimLog(self.tell if self._tells else None, self._broken)
+        log = SimLog(self.tell if self.tells else None, self._broken)
         self.shim = Shim(
             self, as_bytes=self.schedule.as_bytes, interval=self.schedule.interval, log=log
         )
@@ -194,6 +194,8 @@ class World:
     def struck(self, shim: Shim | None, call: str, mode: str) -> None:
         """Told when a fault strikes a call."""
         self.tell(f"FAULT {call}: {mode}")
+        if call == "last_lines":
+            self.stories.output_may_be_lost = True
         if shim is not None:
             self.watch.excuse_starting(shim, f"{call}: {mode}")
 
