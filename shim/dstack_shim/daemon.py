@@ -6,6 +6,10 @@ before lock and port are ours (dstack's own shim holds no lock, but it holds the
 
 Stop: accept nobody → answer what is under way, end pulls with a recorded reason → go. What is
 cut short is found by the next start, as after a crash.
+
+For crash tests only: with ``DSTACK_SHIM_ONE_WORKER=1`` in the environment all calls to disk and
+engine (but pulls and stops with grace) come from one thread, so that their system calls are in
+the same order in every run.
 """
 
 from __future__ import annotations
@@ -70,6 +74,7 @@ DRAIN = 5.0
 FORCED_DRAIN = 0.5
 """Seconds given when the stop was forced: enough to answer the request that asked for it."""
 _DISK_WORKERS = 4
+_ONE_WORKER = "DSTACK_SHIM_ONE_WORKER"
 
 T = TypeVar("T")
 
@@ -130,12 +135,12 @@ class Daemon:
     async def run(self) -> None:
         """Start, serve until :meth:`shut_down` or a signal, stop."""
         self._handle_signals()
-        engine = DockerEngine(log=self._log)
+        disk, engine = self._make_workers()
         info = await self._greet(engine)
         await self._check_components()
         instance = await look_around(run_command, self._log)
         self._inventory = instance.inventory
-        self.tasks = self._make_core(engine, instance)
+        self.tasks = self._make_core(disk, engine, instance)
         self._telemetry = self._open_telemetry()
         if self._settings.service:
             self._tell_host_info(Path(info.root_dir))
@@ -154,8 +159,14 @@ class Daemon:
         if self._settings.runner_download_url:
             await self._components.fetch_if_missing(RUNNER, self._settings.runner_download_url)
 
-    def _make_core(self, engine: Engine, instance: Instance) -> Core:
-        disk = Workers(_DISK_WORKERS)
+    def _make_workers(self) -> tuple[Workers, DockerEngine]:
+        """Threads for the disk, and the engine with its own, or both with the same one."""
+        if os.environ.get(_ONE_WORKER) == "1":
+            only = Workers(1)
+            return only, DockerEngine(workers=only, log=self._log)
+        return Workers(_DISK_WORKERS), DockerEngine(log=self._log)
+
+    def _make_core(self, disk: Workers, engine: Engine, instance: Instance) -> Core:
         store = Store(self._home, self._log)
         store.open()
 

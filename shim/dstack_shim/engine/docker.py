@@ -70,21 +70,23 @@ _ABORT_GRACE = 0.5  # s for a pull's thread to see that its connection was shut
 class DockerEngine:
     """The engine that ``DOCKER_HOST`` and its kin in ``environ`` point to.
 
-    Nothing is asked before the first call. ``workers`` bounds the threads of short calls; a
-    pull, and a stop that gives grace, have threads of their own and hold up nobody.
+    Nothing is asked before the first call. ``workers`` are the threads of short calls, or how
+    many of them to have; a pull, and a stop that gives grace, have threads of their own and
+    hold up nobody.
     """
 
     def __init__(
         self,
         environ: Mapping[str, str] | None = None,
         *,
-        workers: int = DEFAULT_WORKERS,
+        workers: int | Workers = DEFAULT_WORKERS,
         limits: Limits | None = None,
         log: EventLog | None = None,
     ) -> None:
         self._limits = limits or Limits()
-        self._connection = Connection(environ, limits=self._limits, pool_size=workers + 2)
-        self._workers = Workers(workers)
+        self._workers = workers if isinstance(workers, Workers) else Workers(workers)
+        pool_size = self._workers.size + 2
+        self._connection = Connection(environ, limits=self._limits, pool_size=pool_size)
         self._log = log or event_log()
         self._told: frozenset[str] = frozenset()
 

@@ -29,7 +29,7 @@ class Workers:
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._started = 0
         self._outstanding = 0  # calls that wait or run
         self._closed = False
@@ -43,7 +43,7 @@ class Workers:
             if self._closed:
                 raise RuntimeError("the workers are closed")
             self._outstanding += 1
-            grow = self._started < min(self._outstanding, self._size)
+            grow = self._started < min(self._outstanding, self.size)
             self._started += grow
             name = f"engine {self._started}"
             self._calls.put(work)  # under the lock: never behind the word that ends the threads
