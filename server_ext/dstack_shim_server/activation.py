@@ -61,7 +61,7 @@ def _activate(settings: Settings, import_module: ImportModule) -> Outcome:
         journal=Journal(),
         status_type=import_module(shapes.CLIENT_MODULE).TaskStatus,
     )
-    names = ", ".join(name.rpartition(":")[2] for name in server.places)
+    names = ", ".join(dict.fromkeys(name.rpartition(":")[2] for name in server.places))
     trust = ", trusting dev builds" if settings.trust_dev_builds else ""
     outcome = Outcome(
         active=True,

@@ -9,8 +9,10 @@ Runs inside a release's environment; the shim listens on a port of this machine.
     drive_shim.py PORT list|healthcheck|components
 
 stdout: one JSON object: {"release", "steps": [{"step", "answer"} or {"step", "raised"}]}. Exit code
-1 if a step raised; the steps before it are printed all the same. ``--task JSON`` overrides any
-argument of ``submit_task`` that is plain JSON (gpu_devices, volumes and mounts are not).
+1 if a step raised; the steps before it are printed all the same. The step ``started`` also has
+what was ``seen`` on the way: each status once, with its latest answer. ``--task JSON`` overrides
+any argument of ``submit_task``; volumes, mounts and devices are written as in a submit body,
+memory and shm_size in GiB. ``--hold FILE`` lets a life go on only once that file exists.
 """
 
 from __future__ import annotations
@@ -20,9 +22,14 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dstack._internal.core.models.common import NetworkMode
+from dstack._internal.core.models.resources import Memory
+from dstack._internal.core.models.volumes import InstanceMountPoint, VolumeMountPoint
+from dstack._internal.server.schemas.runner import GPUDevice
 from dstack._internal.server.services.runner.client import ShimClient
 from dstack.version import __version__
 
@@ -76,12 +83,25 @@ class Driver:
 
     def wait(self) -> Any:
         """Ask for the task until it runs or has ended; the last answer is the step's."""
-        return self.do("started", self._started)
+        seen: dict[str, Any] = {}
+        try:
+            return self.do("started", lambda: self._started(seen))
+        finally:
+            self.steps[-1]["seen"] = seen
 
-    def _started(self) -> Any:
+    def hold(self) -> None:
+        """Wait for a word from outside, if one was wanted."""
+        deadline = time.monotonic() + self.options.within
+        while self.options.hold and not Path(self.options.hold).exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"there is no {self.options.hold}")
+            time.sleep(POLL)
+
+    def _started(self, seen: dict[str, Any]) -> Any:
         deadline = time.monotonic() + self.options.within
         while True:
             answer = self.client.get_task(self.options.id)
+            seen[answer.status.value] = as_json(answer)
             if answer.status.value in {"running", "terminated"}:
                 return answer
             if time.monotonic() > deadline:
@@ -95,6 +115,7 @@ class Driver:
         self.list()
         self.wait()
         self.info()
+        self.hold()
         self.terminate()
         self.info()
         self.remove()
@@ -127,7 +148,32 @@ def task(options: argparse.Namespace) -> dict[str, Any]:
         **json.loads(options.task),
     }
     arguments["network_mode"] = NetworkMode(arguments["network_mode"])
+    shapes: dict[str, Callable[..., Any]] = {
+        "volumes": volume,
+        "volume_mounts": VolumeMountPoint,
+        "instance_mounts": InstanceMountPoint,
+        "gpu_devices": GPUDevice,
+    }
+    for name, shape in shapes.items():
+        arguments[name] = [shape(**item) for item in arguments[name]]
+    for name in ("memory", "shm_size"):
+        if arguments[name] is not None:
+            arguments[name] = Memory(arguments[name])
     return arguments
+
+
+def volume(
+    *, backend: str, name: str, volume_id: str, init_fs: bool, device_name: str | None
+) -> Any:
+    """A volume as far as the client reads one."""
+    attachment = SimpleNamespace(device_name=device_name)
+    return SimpleNamespace(
+        configuration=SimpleNamespace(backend=SimpleNamespace(value=backend)),
+        name=name,
+        volume_id=volume_id,
+        external=not init_fs,
+        get_attachment_data_for_instance=lambda _: attachment,
+    )
 
 
 def as_json(answer: Any) -> Any:
@@ -150,6 +196,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--reason", default="terminated_by_user")
     parser.add_argument("--message", default="")
     parser.add_argument("--timeout", type=int, default=0)
+    parser.add_argument("--hold", default="", metavar="FILE")
     parser.add_argument("--within", type=float, default=60.0, help="seconds for a task to start")
     return parser.parse_args()
 

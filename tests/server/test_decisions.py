@@ -149,6 +149,23 @@ def test_every_decision_is_logged_with_its_reason(tables: Tables, rows: list[Row
             assert f"shim_restart: instance {row.name}: {word}: " in tables.log
 
 
+def test_every_copy_of_the_instance_check_decides_by_the_gate(
+    server: DstackServer, shim: StubShim
+) -> None:
+    """0.20.13 to 0.20.16 have an old and a new one, and a setting that says which is used."""
+    component = {"name": "dstack-shim", "version": "0.22.5", "status": "installed"}
+    for copy in range(server.ask("/state")["copies"]):
+        for running, safe in (("0.21.3", True), ("0.21.2", False)):
+            healthcheck = {"service": "dstack-shim", "version": running}
+            name = f"copy-{copy}"
+            seen = truth.check(
+                server, shim, healthcheck, component, RUNNING, instance=name, copy=copy
+            )
+            assert seen.restarted is safe
+            word = "safe" if safe else "not safe"
+            assert f"shim_restart: instance {name}: {word}: running shim {running}" in server.log
+
+
 def test_nothing_of_ours_failed(tables: Tables, server: DstackServer) -> None:
     assert "shim_restart: failed while" not in server.log
 

@@ -90,8 +90,13 @@ def check(
     *,
     instance: str = "box",
     expected: object = "as installed",
+    copy: int = -1,
 ) -> Seen:
-    """One instance check; ``expected`` None is what the release expects by itself."""
+    """
+    One instance check; ``expected`` None is what the release expects by itself.
+
+    ``copy`` says which instance check, oldest first, where a release has more than one.
+    """
     listed = [{"id": f"job-{n}", "status": status} for n, status in enumerate(statuses)]
     shim.says(healthcheck, {"components": [component]}, {"tasks": listed})
     if expected == "as installed":
@@ -103,5 +108,6 @@ def check(
         expected=expected,
         jobs=[task["id"] for task in listed],
         instance=instance,
+        copy=copy,
     )
     return Seen(result, tuple(shim.asked))

@@ -4,6 +4,7 @@ import ast
 import functools
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -147,6 +148,14 @@ def test_a_function_made_inside_another_is_unreadable() -> None:
 def test_a_function_without_source_is_unreadable() -> None:
     namespace: dict[str, Any] = {}
     exec("def f(): pass", namespace)
+    assert digest_of(namespace["f"]) == shapes.UNREADABLE
+
+
+def test_a_function_whose_file_is_no_longer_python_is_unreadable(tmp_path: Path) -> None:
+    file = tmp_path / "replaced.py"
+    file.write_text("def f(:\n")
+    namespace: dict[str, Any] = {}
+    exec(compile("def f(): pass", str(file), "exec"), namespace)
     assert digest_of(namespace["f"]) == shapes.UNREADABLE
 
 

@@ -6,7 +6,7 @@ Beside dstack it needs only the standard library; it is put on the path, never i
 class serves outside a server too (`python shim_restart_probe.py`), where only the import of dstack's
 modules stands for the server.
 
-    POST /check  {port, expected, jobs, instance}  one instance check by dstack's own function
+    POST /check  {port, expected, jobs, instance, copy}   one instance check by dstack's own code
     POST /load   {environment}    make the plugin's class once more, as dstack does
     POST /reload {environment}    take the patches out, then load with this environment
     POST /state  {}               what is patched
@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def check(question: dict[str, Any]) -> dict[str, Any]:
     """Run dstack's own instance check without its tunnel, against a shim at a local port."""
-    module = check_module()
+    module: Any = check_modules()[question["copy"]]
     # What the server expects is its release; a row wants it to be what its shim has installed,
     # because up to 0.22.0 any difference leads to an install instead of a decision.
     stock = module.get_dstack_shim_version
@@ -112,6 +112,7 @@ def state(_: dict[str, Any]) -> dict[str, Any]:
     return {
         "patched": [attribute for _, attribute, f in patchable() if hasattr(f, "__wrapped__")],
         "functions": {f"{h.__name__}.{a}": id(f) for h, a, f in patchable()},
+        "copies": len(check_modules()),
     }
 
 
@@ -131,10 +132,6 @@ def check_modules() -> list[ModuleType]:
         except ImportError:
             continue
     return found
-
-
-def check_module() -> Any:
-    return check_modules()[-1]
 
 
 ANSWERS = {"/check": check, "/load": load, "/reload": reload, "/state": state}
