@@ -88,7 +88,9 @@ class Store:
     def create(self, dir: str, record: TaskRecord) -> None:
         """Make the task directory with its record and ``runner/``, flushed; nothing on an error.
 
-        A directory that is there already (an attempt before records existed) keeps what it has.
+        A directory that is there already (an attempt before records existed, or one whose
+        record was set aside) keeps what it has. A record that is there is an error: nobody made
+        a task of it, so it is of a newer shim or could not be set aside.
         """
         with _as_store_error("create", self._runners / dir):
             if os.path.lexists(self._runners / dir):
@@ -192,9 +194,16 @@ class Store:
         path = self._runners / dir
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise OSError(errno.ENOTDIR, "something that is not a directory has this name")
+        if os.path.lexists(path / RECORD):
+            raise OSError(errno.EEXIST, "a record that this shim cannot use is there")
         with suppress(FileExistsError):
             _make_runner_dir(path)
-        _replace(path, RECORD, write_record(record))
+        try:
+            _replace(path, RECORD, write_record(record))
+        except BaseException:
+            with suppress(OSError):
+                (path / RECORD).unlink()
+            raise
 
     def _delete(self, path: Path) -> None:
         try:
