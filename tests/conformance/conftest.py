@@ -1,0 +1,259 @@
+"""What the cases share: the shim under test, its instance, its engine, and the clean-up.
+
+    ./dev conformance -- --shim PATH_TO_EXECUTABLE [pytest's own arguments, e.g. -m "not beyond"]
+
+One engine for the run; one shim process for a module where a case does not need its own. After
+each case its tasks are terminated and removed, and what a broken shim left is swept away, so that
+one fault does not fail its neighbours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import httpx
+import pytest
+
+from tests.conformance.engine import Wire
+from tests.conformance.images import Images
+from tests.conformance.instance import VOLUMES, Instance, command, mounts_below
+from tests.conformance.old_layouts import OldTask, make_old_task
+from tests.conformance.pulls import Stream, layer, scripted
+from tests.conformance.rows import cited_by, is_beyond
+from tests.conformance.shim import Setting, Shim, Task
+from tests.conformance.table import Table
+from tests.conformance.web import Web
+from tests.eventually import eventually
+from tests.lab import sandbox
+from tests.lab.engine import PrivateEngine
+from tests.lab.images import write_runner
+
+TASK_LABEL = "ai.dstack.shim.is-task=true"
+RUNNER_VERSION = "0.22.5"
+
+# Every item of the run before any was deselected: the suite's own tests look at all cases.
+COLLECTED = pytest.StashKey[tuple[pytest.Item, ...]]()
+
+MakeShim = Callable[..., Shim]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shim", help="the shim executable to judge")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "rows(*ids): rows of docs/protocol.md that a case checks")
+    config.addinivalue_line("markers", "beyond: a rule a stock shim may break on purpose")
+    config.addinivalue_line(
+        "markers", "last: runs after all others, by when enough time has passed"
+    )
+    config.pluginmanager.register(Table(), "conformance-table")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[COLLECTED] = tuple(items)
+    for item in items:
+        if is_beyond(cited_by(item)):
+            item.add_marker(pytest.mark.beyond)
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+
+
+@pytest.fixture(scope="session")
+def executable(request: pytest.FixtureRequest) -> Path:
+    given = request.config.getoption("--shim")
+    if not given:
+        pytest.skip("no --shim PATH given: nothing to judge")
+    return Path(given).resolve(strict=True)
+
+
+@pytest.fixture(scope="session")
+def instance(executable: Path, tmp_path_factory: pytest.TempPathFactory) -> Instance:
+    if not sandbox.inside():
+        pytest.skip("not inside the sandbox: ./dev conformance -- --shim PATH")
+    # Jobs and other users must be able to walk to what lies below.
+    root = tmp_path_factory.mktemp("instance")
+    for folder in (root, root.parent, root.parent.parent):
+        folder.chmod(0o755)
+    return Instance(root)
+
+
+@pytest.fixture(scope="session")
+def private_engine(instance: Instance) -> Iterator[PrivateEngine]:
+    engine = PrivateEngine()
+    engine.start()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def engine(private_engine: PrivateEngine) -> Iterator[docker.DockerClient]:
+    client = docker.DockerClient(base_url=private_engine.address, timeout=60)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def wire(private_engine: PrivateEngine) -> Iterator[Wire]:
+    """The engine's socket as the shim under test is given it."""
+    socket = Wire(private_engine.directory / "wire", private_engine.socket)
+    yield socket
+    socket.close()
+
+
+@pytest.fixture(scope="session")
+def images(engine: docker.DockerClient) -> Images:
+    return Images(engine)
+
+
+@pytest.fixture(scope="session")
+def web() -> Iterator[Web]:
+    server = Web()
+    yield server
+    server.close()
+
+
+@dataclass
+class SilentPull:
+    """A pull that is silent from the start of the run, beside all other cases."""
+
+    task: Task
+    stream: Stream
+    since: float
+
+    def wait_out(self, seconds: float = 65.0) -> None:
+        """Wait until it has been silent longer than an HTTP client's usual minute."""
+        left = self.since + seconds - time.monotonic()
+        threading.Event().wait(max(left, 0))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def silent_pull(request: pytest.FixtureRequest) -> Iterator[SilentPull | None]:
+    if not any(item.get_closest_marker("last") for item in request.session.items):
+        yield None
+        return
+    instance, setting, wire, images, engine = map(
+        request.getfixturevalue, ("instance", "setting", "wire", "images", "engine")
+    )
+    engine.images.get(images.idle).tag("conformance/silent", "latest")
+    shim = _maker(instance, setting, [])()
+    with scripted(wire, "silent") as stream:
+        task = shim.submit("conformance/silent:latest").reach("pulling")
+        stream.say(layer("one", "Downloading", current=1, total=2))
+        yield SilentPull(task, stream, time.monotonic())
+    _finish_tasks(shim)
+    shim.close()
+
+
+@pytest.fixture(scope="session")
+def setting(executable: Path, instance: Instance, wire: Wire) -> Setting:
+    runner = write_runner(instance.root / "dstack-runner", RUNNER_VERSION)
+    return Setting(executable, instance.path, wire.url, runner)
+
+
+_homes = itertools.count(1)
+
+
+def _maker(instance: Instance, setting: Setting, made: list[Shim]) -> MakeShim:
+    def make(
+        *arguments: str, start: bool = True, home: Path | None = None, **options: Any
+    ) -> Shim:
+        place = home or instance.root / f"shim-{next(_homes)}" / ".dstack"
+        shim = Shim(setting, place, *arguments, **options)
+        made.append(shim)
+        return shim.start() if start else shim
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def module_shims(instance: Instance, setting: Setting) -> Iterator[MakeShim]:
+    made: list[Shim] = []
+    yield _maker(instance, setting, made)
+    for shim in made:
+        shim.close()
+
+
+@pytest.fixture(scope="module")
+def settled_shim(module_shims: MakeShim) -> Shim:
+    return module_shims()
+
+
+@pytest.fixture
+def shim(settled_shim: Shim, clean: None) -> Shim:
+    """A running shim that the cases of a module share, knowing no task."""
+    if not settled_shim.alive:
+        settled_shim.start()
+    if settled_shim.task_list():  # a case before left it with something it does not let go of
+        settled_shim.kill()
+        shutil.rmtree(settled_shim.home)
+        settled_shim.home.mkdir()
+        settled_shim.start()
+    return settled_shim
+
+
+@pytest.fixture
+def new_shim(instance: Instance, setting: Setting, clean: None) -> Iterator[MakeShim]:
+    """Makes shims of the case's own, each on a new home, started unless told otherwise."""
+    made: list[Shim] = []
+    yield _maker(instance, setting, made)
+    for shim in made:
+        _finish_tasks(shim)
+        shim.close()
+        shutil.rmtree(shim.home.parent, ignore_errors=True)
+
+
+@pytest.fixture
+def clean(
+    engine: docker.DockerClient, request: pytest.FixtureRequest, instance: Instance
+) -> Iterator[None]:
+    """Whatever the case did: its tasks end and go, and nothing of them is left."""
+    yield
+    for name in ("settled_shim",):
+        if name in request.fixturenames:
+            _finish_tasks(request.getfixturevalue(name))
+    eventually(lambda: _swept(engine), within=15, saying="no container of a task is left")
+    for point in reversed(mounts_below(VOLUMES)):
+        command("umount", "--lazy", point)
+
+
+def _swept(engine: docker.DockerClient) -> bool:
+    """Remove what is left; a start in flight may bring one more, so: True once none was left."""
+    left = engine.containers.list(all=True, filters={"label": TASK_LABEL}, ignore_removed=True)
+    for container in left:
+        with contextlib.suppress(docker.errors.APIError):  # being removed already
+            container.remove(force=True, v=True)
+    return not left
+
+
+def _finish_tasks(shim: Shim) -> None:
+    for task in shim.tasks:
+        try:
+            if shim.alive and task.get().status_code == 200:
+                task.terminate()
+                task.remove()
+        except httpx.HTTPError:  # a broken or ended shim: swept by hand below
+            continue
+    shim.tasks.clear()
+
+
+@pytest.fixture
+def old_task(engine: docker.DockerClient) -> Callable[..., OldTask]:
+    """Makes a running task as a release before 0.21.4 left it."""
+    return functools.partial(make_old_task, engine)
+
+
+@pytest.fixture
+def container_of(engine: docker.DockerClient) -> Callable[[Any], Any]:
+    """The container of a task, by the name the page prescribes."""
+    return lambda task: engine.containers.get(task.container_name)
