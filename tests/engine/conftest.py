@@ -8,6 +8,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from tests.engine.patience import Patience, begun
 from tests.lab import sandbox
 from tests.lab.engine import PrivateEngine
 from tests.lab.host import Host
@@ -15,6 +16,14 @@ from tests.lab.images import Images
 from tests.lab.proxy import CountingProxy
 from tests.lab.registry import Registry
 from tests.lab.worlds import LOGIN
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "last: runs after all others, which is what it waits for")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +83,21 @@ def instance(private_engine: PrivateEngine, tmp_path: Path) -> Iterator[Host]:
     host = Host(tmp_path, private_engine)
     yield host
     host.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    open_registry: Registry | None,
+) -> Iterator[Patience | None]:
+    """Begun before any other test if one asks for it; None without a registry."""
+    wanted = any(item.get_closest_marker("last") for item in request.session.items)
+    if open_registry is None or not wanted:
+        yield None
+        return
+    with begun(tmp_path_factory.mktemp("patience"), open_registry) as patience:
+        yield patience
 
 
 @pytest.fixture(scope="session")

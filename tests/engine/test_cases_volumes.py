@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -116,18 +115,6 @@ def path_without(instance: Host, *missing: str) -> str:
         assert found is not None
         (place / name).symlink_to(found)
     return str(place)
-
-
-def test_a_device_that_appears_after_five_seconds_is_used(instance: Host, images: Images) -> None:
-    instance.disk("late", file_system=True, attached=False)
-    shim = instance.start_shim()
-    submit(shim, images.job(RUNS_ON), "late")
-    shim.wait_for("late", TaskStatus.PREPARING)
-    late = threading.Timer(5, instance.attach, ["late"])
-    late.start()
-    shim.wait_for("late", RUNNING)
-    late.join()
-    assert mounted_volumes() == ["late"]
 
 
 @pytest.mark.parametrize(("backend", "device"), [("gcp", "missing"), ("aws", "/dev/sdq")])
