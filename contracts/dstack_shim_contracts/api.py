@@ -112,8 +112,8 @@ class ComponentStatus(str, Enum):
         return self.value
 
 
-def _is_not_shim(component: "Component", _features: object) -> bool:
-    return component.name != SHIM
+def _tells_no_features(component: "Component", _features: object) -> bool:
+    return component.name != SHIM or isinstance(component, FeaturelessComponent)
 
 
 @attrs.frozen
@@ -128,8 +128,16 @@ class Component:
     version: str
     status: ComponentStatus
     features: tuple[str, ...] | None = attrs.field(
-        default=None, metadata=wire(left_out=_is_not_shim)
+        default=None, metadata=wire(left_out=_tells_no_features)
     )
+
+
+@attrs.frozen
+class FeaturelessComponent(Component):
+    """A file of a kind that has no features to list, as dstack's own shim.
+
+    On the wire it has no such key; whoever reads it goes by its version.
+    """
 
 
 @attrs.frozen

@@ -23,6 +23,7 @@ from dstack_shim_contracts.api import (
     ComponentInstallRequest,
     Components,
     ComponentStatus,
+    FeaturelessComponent,
 )
 
 from dstack_shim.download import Fetch, Fetched, fetch, shown
@@ -339,7 +340,11 @@ def _as_component(name: str, file: ProgramFile | None) -> Component:
     if file is None:
         return Component(name, "", ComponentStatus.NOT_INSTALLED)
     status = ComponentStatus.INSTALLED if file.version else ComponentStatus.ERROR
-    return Component(name, file.version, status, file.features if name == SHIM else None)
+    if name != SHIM:
+        return Component(name, file.version, status)
+    if not file.lists_features:
+        return FeaturelessComponent(name, file.version, status)
+    return Component(name, file.version, status, file.features)
 
 
 async def _has_content(path: Path, sha256: str) -> bool:

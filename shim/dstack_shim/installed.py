@@ -64,11 +64,13 @@ class ProgramFile:
     """What a file says of itself.
 
     ``version`` is "" when it does not tell (``problem`` says why); ``features`` is None when
-    they are not known.
+    they are not known, and ``lists_features`` is false for a file of a kind that has none to
+    list: dstack's own shim is no archive.
     """
 
     version: str = ""
     features: tuple[str, ...] | None = None
+    lists_features: bool = True
     problem: str = ""
 
 
@@ -159,6 +161,8 @@ class ProgramReader:
             return ProgramFile(problem=str(error))
         if self._name != SHIM:
             return ProgramFile(version)
+        if not await asyncio.to_thread(zipfile.is_zipfile, path):
+            return ProgramFile(version, lists_features=False)
         return ProgramFile(version, await asyncio.to_thread(read_features, path, version))
 
     def _remember(self, path: Path, identity: FileIdentity, file: ProgramFile) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
 import attrs
-from dstack_shim_contracts.api import SHIM, Component
+from dstack_shim_contracts.api import SHIM, Component, FeaturelessComponent
 from dstack_shim_contracts.record import TaskRecord
 from dstack_shim_contracts.shapes import INT_MAX, INT_MIN
 from dstack_shim_contracts.wire import Wire, wire_of
@@ -46,11 +46,12 @@ def _models(cls: Any) -> st.SearchStrategy[Any]:
     if cls is TaskRecord:
         members["min_reader"] = st.just(1)
     made = st.builds(cls, **members)
-    return made.map(_only_the_shim_shows_features) if cls is Component else made
+    return made.map(_only_the_shim_shows_features) if issubclass(cls, Component) else made
 
 
 def _only_the_shim_shows_features(component: Component) -> Component:
-    return component if component.name == SHIM else attrs.evolve(component, features=None)
+    lists = component.name == SHIM and not isinstance(component, FeaturelessComponent)
+    return component if lists else attrs.evolve(component, features=None)
 
 
 def _member(attribute: attrs.Attribute[Any]) -> st.SearchStrategy[Any]:

@@ -13,6 +13,7 @@ from dstack_shim_contracts.api import (
     Component,
     Components,
     ComponentStatus,
+    FeaturelessComponent,
     HealthcheckResponse,
     InstanceHealth,
     ShutdownRequest,
@@ -387,13 +388,15 @@ def test_features_of_an_installed_file_stand_only_with_the_shim() -> None:
             (
                 Component("dstack-shim", "1.2", installed),
                 Component("dstack-shim", "1.2", installed, ("persisted-state",)),
+                FeaturelessComponent("dstack-shim", "1.2", installed),
                 Component("dstack-runner", "1.2", installed, ("persisted-state",)),
             )
         )
     )
-    unknown, known, runner = json.loads(raw)["components"]
+    unknown, known, another, runner = json.loads(raw)["components"]
     assert unknown["features"] is None
     assert known["features"] == ["persisted-state"]
+    assert "features" not in another
     assert "features" not in runner
 
 

@@ -20,6 +20,9 @@ from dstack_shim_contracts.api import (
     ComponentInstallRequest,
     ComponentStatus,
 )
+from dstack_shim_contracts.codec import encode
+from dstack_shim_contracts.gate import decide
+from dstack_shim_contracts.statuses import TaskStatus
 
 from dstack_shim import components as components_module
 from dstack_shim.components import InstalledComponents, Target
@@ -139,14 +142,26 @@ async def test_shim_is_listed_with_the_features_of_the_file_and_the_runner_witho
     )
 
 
-async def test_foreign_shim_has_unknown_features(
+async def test_dstacks_own_shim_lists_no_features_and_is_judged_by_its_version(
     installed: InstalledComponents, bin_dir: Path
 ) -> None:
-    put(bin_dir / SHIM, b"#!/bin/sh\necho dstack-shim version 0.21.2\n")
+    put(bin_dir / SHIM, b"#!/bin/sh\necho dstack-shim version 0.22.5\n")
 
-    assert await listed(installed, SHIM) == Component(
-        SHIM, "0.21.2", ComponentStatus.INSTALLED, None
-    )
+    entry = json.loads(encode(await listed(installed, SHIM)))
+    assert entry == {"name": SHIM, "version": "0.22.5", "status": "installed"}
+    running = {"service": SHIM, "version": "0.22.5", "features": ["persisted-state"]}
+    assert TaskStatus.RUNNING in decide(running, entry).statuses
+
+
+async def test_archive_without_a_document_has_unknown_features(
+    installed: InstalledComponents, bin_dir: Path
+) -> None:
+    archive = BytesIO()
+    zipfile.ZipFile(archive, "w").close()
+    put(bin_dir / SHIM, b"#!/bin/sh\necho dstack-shim version 0.22.5; exit\n" + archive.getvalue())
+
+    entry = json.loads(encode(await listed(installed, SHIM)))
+    assert entry["features"] is None
 
 
 async def test_file_that_does_not_tell_its_version_is_an_error(
