@@ -66,9 +66,9 @@ def reported_version(text: str) -> str:
 
 def build_shim(version: str, output: Path) -> Path:
     """Write ``output/dstack-shim``, which replaces an older one only once it answers."""
-    modules = bundle.modules()
-    modules["single_file_start.py"] = (PARTS / "start.py").read_bytes()
-    entries = _entries(modules, version)
+    others, ours = bundle.modules()
+    ours["single_file_start.py"] = (PARTS / "start.py").read_bytes()
+    entries = _entries(others, ours, version)
     output.mkdir(parents=True, exist_ok=True)
     target = output / "dstack-shim"
     partial = output / ".dstack-shim.partial"
@@ -78,7 +78,7 @@ def build_shim(version: str, output: Path) -> Path:
     return target
 
 
-def _entries(modules: bundle.Files, version: str) -> bundle.Files:
+def _entries(others: bundle.Files, ours: bundle.Files, version: str) -> bundle.Files:
     entries = {
         "__main__.py": (PARTS / "main.py").read_bytes(),
         FEATURE_DOCUMENT_NAME: feature_document(version),
@@ -86,10 +86,11 @@ def _entries(modules: bundle.Files, version: str) -> bundle.Files:
     }
     pythons = interpreters.interpreters().values()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for code in pool.map(lambda python: _byte_code(python, modules, version), pythons):
+        for code in pool.map(lambda python: _byte_code(python, others, ours, version), pythons):
             entries.update(code)
-    modules["single_file_facts.py"] = _facts(version, {"modules": [], "linked": []})
-    entries.update({f"source/{name}": content for name, content in modules.items()})
+    unknown = {"single_file_facts.py": _facts(version, {"modules": [], "linked": []})}
+    for name, content in {**others, **ours, **unknown}.items():
+        entries[f"source/{name}"] = content
     return entries
 
 
@@ -99,9 +100,11 @@ def feature_document(version: str) -> bytes:
     return encode(FeatureDocument(build.NAME, version, tuple(FEATURES), implementation))
 
 
-def _byte_code(python: Path, modules: bundle.Files, version: str) -> bundle.Files:
+def _byte_code(
+    python: Path, others: bundle.Files, ours: bundle.Files, version: str
+) -> bundle.Files:
     """What ``python`` compiled, below the name of its tree."""
-    tree = byte_code.tree(python, modules)
+    tree = byte_code.tree(python, others, ours)
     facts = byte_code.compile_one(python, "single_file_facts.py", _facts(version, tree.imports))
     return {f"{tree.name}/{name}": code for name, code in {**tree.code, **facts}.items()}
 

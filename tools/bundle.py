@@ -38,16 +38,16 @@ class BundleError(Exception):
     """The single file cannot be put together as it should be; the text says what to mend."""
 
 
-def modules() -> Files:
-    """Every module of the single file by its path, ours included."""
-    files = {
-        "certifi/__init__.py": (ROOT / "tools/single_file/certifi_stand_in.py").read_bytes(),
-    }
+def modules() -> tuple[Files, Files]:
+    """Every module of the single file by its path: those of others, and ours."""
+    stand_in = (ROOT / "tools" / "single_file" / "certifi_stand_in.py").read_bytes()
+    others = {"certifi/__init__.py": stand_in}
     for wheel in wheels():
-        files.update(_of_wheel(wheel))
+        others.update(_of_wheel(wheel))
+    ours: Files = {}
     for package in OURS:
-        files.update(_of_folder(package))
-    return files
+        ours.update(_of_folder(package))
+    return others, ours
 
 
 def licences() -> Files:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,14 +35,17 @@ class Tree:
     imports: dict[str, list[str]]
 
 
-def tree(python: Path, modules: Files) -> Tree:
-    """All of ``modules`` compiled by ``python``. Raises ``BundleError`` if one does not compile."""
+def tree(python: Path, *parts: Files) -> Tree:
+    """All modules of all parts compiled by ``python``; a part that did not change is not compiled
+    again. Raises ``BundleError`` if a module does not compile.
+    """
     name = json.loads(ask(python, DESCRIBE, "tree"))
-    folder = KEPT / f"{name}-{_digest(python, modules)}"
-    if not folder.exists():
-        _make(python, modules, folder)
-    imports = json.loads((folder / "imports.json").read_text(encoding="utf-8"))
-    return Tree(name, _read(folder / "code"), imports)
+    code: Files = {}
+    for part in parts:
+        code.update(_read(_kept(python, f"{name}-code", part, _compile)))
+    whole = {path: content for part in parts for path, content in part.items()}
+    imports = _kept(python, f"{name}-imports", whole, _list_imports) / "imports.json"
+    return Tree(name, code, json.loads(imports.read_text(encoding="utf-8")))
 
 
 def compile_one(python: Path, name: str, source: bytes) -> Files:
@@ -73,20 +77,37 @@ def ask(python: Path, *arguments: str | Path) -> str:
     return answer.stdout
 
 
-def _make(python: Path, modules: Files, folder: Path) -> None:
-    """Aside first, then under its name: two builds at once, or a killed one, do no harm."""
+def _kept(
+    python: Path, kind: str, modules: Files, make: Callable[[Path, Path, Path], None]
+) -> Path:
+    """The folder ``make`` fills from the modules, made once for the same modules and Python.
+
+    Aside first, then under its name: two builds at once, or a killed one, do no harm.
+    """
+    folder = KEPT / f"{kind}-{_digest(python, modules)}"
+    if folder.exists():
+        return folder
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT, prefix=".") as scratch:
         source, made = Path(scratch) / "source", Path(scratch) / "made"
+        made.mkdir()
         _write(modules, source)
-        ask(python, COMPILE, source, made / "code")
-        (made / "imports.json").write_text(ask(python, DESCRIBE, "imports", source))
+        make(python, source, made)
         try:
             made.rename(folder)
         except OSError:
             if not folder.exists():  # else another build was quicker
                 raise
     _forget(older_than=time.time() - 86_400)
+    return folder
+
+
+def _compile(python: Path, source: Path, target: Path) -> None:
+    ask(python, COMPILE, source, target)
+
+
+def _list_imports(python: Path, source: Path, target: Path) -> None:
+    (target / "imports.json").write_text(ask(python, DESCRIBE, "imports", source))
 
 
 def _forget(older_than: float) -> None:
