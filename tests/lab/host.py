@@ -132,6 +132,9 @@ class Host:
         """Make the disk's device and the link to it appear."""
         image = self._folder / f"{name}.img"
         device = run("losetup", "--find", "--show", str(image))
+        for partition in Path("/sys/class/block", Path(device).name).glob("*/partition"):
+            # Of somebody who was killed: the kernel keeps it for whoever gets the device next.
+            run("delpart", device, partition.read_text(encoding="ascii").strip())
         self._devices.append(os.open(device, os.O_RDONLY))
         # Of an open device this only marks it: the kernel lets go of it with its last user, also
         # if that is killed.
