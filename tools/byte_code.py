@@ -51,22 +51,20 @@ def tree(python: Path, *parts: Files) -> Tree:
 def compile_one(python: Path, name: str, source: bytes) -> Files:
     """One more module, which is not kept."""
     with tempfile.TemporaryDirectory() as scratch:
-        before, after = Path(scratch) / "source", Path(scratch) / "code"
-        _write({name: source}, before)
-        ask(python, COMPILE, before, after)
-        return _read(after)
+        _write({name: source}, Path(scratch) / "source")
+        _compile(python, Path(scratch), "code")
+        return _read(Path(scratch) / "code")
 
 
-def ask(python: Path, *arguments: str | Path) -> str:
-    """What that Python prints. Its hash seed is fixed, and no module of ours leaks into it.
+def ask(python: Path, *arguments: str | Path, cwd: Path | None = None) -> str:
+    """What that Python prints, isolated from variables and packages of this machine.
 
     Raises ``BundleError`` if it fails; its own words went to standard error.
     """
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("PYTHONPATH", None)
     answer = subprocess.run(
-        [python, *arguments],
-        env=environment,
+        [python, "-B", "-S", "-s", *arguments],
+        env={"PATH": os.defpath, "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
+        cwd=cwd,
         stdout=subprocess.PIPE,
         text=True,
         check=False,
@@ -78,7 +76,7 @@ def ask(python: Path, *arguments: str | Path) -> str:
 
 
 def _kept(
-    python: Path, kind: str, modules: Files, make: Callable[[Path, Path, Path], None]
+    python: Path, kind: str, modules: Files, make: Callable[[Path, Path, str], None]
 ) -> Path:
     """The folder ``make`` fills from the modules, made once for the same modules and Python.
 
@@ -89,12 +87,10 @@ def _kept(
         return folder
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT, prefix=".") as scratch:
-        source, made = Path(scratch) / "source", Path(scratch) / "made"
-        made.mkdir()
-        _write(modules, source)
-        make(python, source, made)
+        _write(modules, Path(scratch) / "source")
+        make(python, Path(scratch), "made")
         try:
-            made.rename(folder)
+            (Path(scratch) / "made").rename(folder)
         except OSError:
             if not folder.exists():  # else another build was quicker
                 raise
@@ -102,12 +98,17 @@ def _kept(
     return folder
 
 
-def _compile(python: Path, source: Path, target: Path) -> None:
-    ask(python, COMPILE, source, target)
+def _compile(python: Path, scratch: Path, target: str) -> None:
+    """By relative paths: pathlib interns the parts of a path, and a name in the code that is
+    interned elsewhere too is marked in the byte code. So "work" in a path can change a module.
+    """
+    ask(python, COMPILE, "source", target, cwd=scratch)
 
 
-def _list_imports(python: Path, source: Path, target: Path) -> None:
-    (target / "imports.json").write_text(ask(python, DESCRIBE, "imports", source))
+def _list_imports(python: Path, scratch: Path, target: str) -> None:
+    (scratch / target).mkdir()
+    text = ask(python, DESCRIBE, "imports", scratch / "source")
+    (scratch / target / "imports.json").write_text(text)
 
 
 def _forget(older_than: float) -> None:

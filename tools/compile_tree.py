@@ -1,8 +1,8 @@
 """Run by each Python the single file shall have byte code for: ``compile_tree.py SOURCE TARGET``.
 
 Compiles every module below SOURCE to the same name ending in ``.pyc`` below TARGET, in one process
-and in a fixed order: with PYTHONHASHSEED=0 the bytes are the same wherever it is done. The code
-carries no time and no path of this machine, and is never compared with a source.
+and in a fixed order: with PYTHONHASHSEED=0 and relative paths the bytes are the same wherever it
+is done. The code carries no time and no path of this machine, and is never compared with a source.
 """
 
 from __future__ import annotations

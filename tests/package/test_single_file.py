@@ -74,6 +74,7 @@ def test_the_command_line_answers_from_the_file(shim: Path, tmp_path: Path) -> N
     assert str(tmp_path / "none") in answer.stderr
 
 
+@pytest.mark.timeout(600)  # two whole builds
 def test_two_builds_in_two_places_are_the_same_bytes(shim: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "another place"
     for part in ("contracts", "shim", "tools"):
@@ -84,7 +85,7 @@ def test_two_builds_in_two_places_are_the_same_bytes(shim: Path, tmp_path: Path)
     (elsewhere / "build").mkdir()
     (elsewhere / "build" / "wheels").symlink_to(ROOT / "build" / "wheels")
     build = [sys.executable, "-m", "tools.build_shim", "--version", VERSION, "--output", "out"]
-    subprocess.run(build, cwd=elsewhere, check=True, timeout=110)
+    subprocess.run(build, cwd=elsewhere, check=True, timeout=500)
     again = elsewhere / "out" / "dstack-shim"
     assert (
         hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(shim.read_bytes()).digest()
