@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -87,8 +88,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--extension", action="store_true")
     options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.extension:
         importlib.import_module("dstack_shim_server.plugin").ShimRestartPlugin()
+    importlib.import_module(CHECK)
     side = DstackSide(options.port)
     for line in sys.stdin:
         name, arguments = json.loads(line)

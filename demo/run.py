@@ -106,6 +106,11 @@ class Dstack:
             raise Failed(f"dstack: {answer['raised']}")
         return answer["answer"]
 
+    def said(self) -> list[str]:
+        """What the extension has logged."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if line.startswith("shim_restart: ")]
+
     def close(self) -> None:
         """Let it end."""
         assert self._process.stdin is not None
@@ -165,6 +170,9 @@ def tell(address: str, scratch: Path) -> None:
     print(f"dstack {DSTACK}, one instance, two jobs, one upgrade of its shim\n", flush=True)
     home, path = scratch / "home", scratch / "dstack-shim"
     home.mkdir()
+    # They take seconds to import dstack: let them, while the shim is built.
+    stock = Dstack(environments.pristine(DSTACK), PORT, scratch, extension=False)
+    extended = Dstack(environments.with_plugin(DSTACK), PORT, scratch, extension=True)
     new = _build(line, scratch, path)
     shim = Supervisor(
         [str(path)],
@@ -179,8 +187,6 @@ def tell(address: str, scratch: Path) -> None:
         log=scratch / "shim.out",
         pause=SUPERVISOR_PAUSE,
     )
-    stock = Dstack(environments.pristine(DSTACK), PORT, scratch, extension=False)
-    extended = Dstack(environments.with_plugin(DSTACK), PORT, scratch, extension=True)
     try:
         shim.start()
         line.say(f"shim {OLD} is started by a loop like the one on cloud VMs")
@@ -236,6 +242,8 @@ def _upgrade(
         stock.ask("decide")
     line.check(shim.pid == old_pid, "stock dstack refuses to restart the shim: jobs are running")
     extended.ask("decide")
+    for words in extended.said():
+        line.say(f"the extension says: {words}")
     shim.wait_for_end(old_pid)
     line.say("with the extension the same code restarts it: the old shim is gone")
     eventually(lambda: _answers(extended), within=20, saying="the new shim answers")
