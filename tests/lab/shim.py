@@ -54,6 +54,17 @@ class ShimProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs, else its exit code, minus the signal's number if it was killed."""
+        assert self._process is not None
+        return self._process.poll()
+
     def start(self, *, within: float = 30.0) -> None:
         """Start it and return once it answers."""
         self.launch()

@@ -1,0 +1,103 @@
+"""Killed, or refused, at every instant of a task's life: nothing lost, nothing leaked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import pytest
+
+from tests.crash import evidence, tool_points
+from tests.crash.kill_points import LIVES, WORKER, Outcome, Point, Trials, choose
+from tests.crash.stage import Stage
+from tests.crash.start_points import SITUATIONS, Starts
+
+# Of each life, start and error in the sample.
+KILLS, STARTS, REFUSALS = 24, 3, 4
+CHANGES = {"write", "fsync", "rename", "renameat", "mkdir", "mkdirat"}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * 3600)]
+
+
+@attrs.define
+class Tally:
+    """What was tried in the module."""
+
+    kill_points: int = 0
+    refusals: int = 0
+    census_violations: int = 0
+
+    def killed(self, outcomes: list[Outcome]) -> None:
+        self.kill_points += len(outcomes)
+        self._judge(outcomes)
+
+    def refused(self, outcomes: list[Outcome]) -> None:
+        self.refusals += len(outcomes)
+        self._judge(outcomes)
+
+    def _judge(self, outcomes: list[Outcome]) -> None:
+        bad = [outcome for outcome in outcomes if outcome.problems]
+        self.census_violations += sum(len(outcome.problems) for outcome in bad)
+        assert bad == []
+
+
+@pytest.fixture(scope="module")
+def tally(full_counts: bool) -> Iterator[Tally]:
+    tally = Tally()
+    yield tally
+    evidence.write("kill_points", full=full_counts, **attrs.asdict(tally))
+
+
+@pytest.fixture(scope="module")
+def trials(stage: Stage) -> Trials:
+    return Trials(stage)
+
+
+@pytest.fixture(scope="module")
+def points(trials: Trials) -> dict[str, list[Point]]:
+    """The instants of each life."""
+    return {life: trials.points(life) for life in LIVES}
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_a_kill_at_any_call_loses_and_leaks_nothing(
+    trials: Trials, points: dict[str, list[Point]], life: str, tally: Tally, full_counts: bool
+) -> None:
+    """What no fake can tell: that the real order of the real calls has no gap."""
+    chosen = choose(points[life], None if full_counts else KILLS)
+    tally.killed([trials.kill(point) for point in chosen])
+
+
+@pytest.mark.parametrize("point", tool_points.POINTS, ids=str)
+def test_a_kill_while_a_tool_works_loses_and_leaks_nothing(
+    trials: Trials, point: tool_points.ToolPoint, tally: Tally
+) -> None:
+    """What the tool does after its shim is gone, only a real one does."""
+    tally.killed([tool_points.kill(trials, point)])
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_kill_at_any_call_of_a_start_loses_and_leaks_nothing(
+    trials: Trials, situation: str, tally: Tally, full_counts: bool
+) -> None:
+    """As the kills in a life, for the start that makes the one before good."""
+    starts = Starts(trials)
+    chosen = choose(starts.points(situation), None if full_counts else STARTS)
+    tally.killed([starts.kill(point) for point in chosen])
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+@pytest.mark.parametrize("life", LIVES)
+def test_a_disk_that_refuses_any_call_costs_no_more_than_an_honest_error(
+    trials: Trials,
+    points: dict[str, list[Point]],
+    life: str,
+    error: str,
+    tally: Tally,
+    full_counts: bool,
+) -> None:
+    """As the kills, for what a full or broken disk does to the same calls."""
+    able = [point for point in points[life] if point.call.name in CHANGES]
+    few = [point for point in able if point.thread == WORKER]
+    chosen = able if full_counts else choose(few, REFUSALS)
+    tally.refused([trials.refuse(point, error) for point in chosen])
