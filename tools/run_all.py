@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -155,10 +155,22 @@ def changes_to_the_machine(before: host_state.State) -> list[str]:
         except ProcessLookupError:
             continue
     changes = [f"left running: {process}" for process in leftovers]
-    after = host_state.take()
-    return changes + [
-        f"changed on this machine: {line}" for line in host_state.differences(before, after)
-    ]
+    changed = lasting_differences(before, host_state.take)
+    return changes + [f"changed on this machine: {line}" for line in changed]
+
+
+def lasting_differences(
+    before: host_state.State, take: Callable[[], host_state.State], within: float = 10.0
+) -> list[str]:
+    """The differences that do not vanish by themselves: the kernel frees a loop device or an
+    interface of a dead namespace a moment after its last user.
+    """
+    deadline = time.monotonic() + within
+    while True:
+        changed = host_state.differences(before, take())
+        if not changed or time.monotonic() >= deadline:
+            return changed
+        time.sleep(0.25)
 
 
 def describe(outcome: Outcome) -> Iterable[str]:

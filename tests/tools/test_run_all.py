@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tools.lanes import Session
-from tools.run_all import Run, add_up, describe
+from tools.run_all import Run, add_up, describe, lasting_differences
 
 
 def run(name: str, *, passed: int = 1, failed: int = 0, finished: bool = True) -> Run:
@@ -50,3 +50,14 @@ def test_a_session_that_failed_before_its_tests_is_a_failure() -> None:
 def test_a_missing_python_is_a_skip_by_name() -> None:
     outcome = add_up([run("fast-3.11")], [session("fast(3.12)", "skipped", "no Python 3.12")])
     assert outcome.closing_line() == "1 passed, 0 failed, 1 skipped"
+
+
+def test_what_the_kernel_frees_a_moment_later_is_no_change() -> None:
+    states = iter([{"loop devices": ["/dev/loop0"]}, {"loop devices": []}])
+    assert lasting_differences({"loop devices": []}, lambda: next(states)) == []
+
+
+def test_what_stays_is_a_change() -> None:
+    stays = {"loop devices": ["/dev/loop0"]}
+    changed = lasting_differences({"loop devices": []}, lambda: stays, within=0)
+    assert changed == ["loop devices: + /dev/loop0"]
