@@ -71,6 +71,17 @@ class Server:
         self._insist(self._submit)
         self._wait_on_disk(lambda record: record.get("cleaned_up") or _step(record) == "running")
 
+    def ask(self, what: str) -> None:
+        """Submit, terminate or remove it, once.
+
+        Raises :class:`Gone`, and ``ShimResponseError`` for an answer that is an error.
+        """
+        {"submit": self._submit, "terminate": self._terminate, "remove": self._remove}[what]()
+
+    def acknowledged(self, what: str) -> None:
+        """That was answered with 200, whether or not the answer came through."""
+        self._done.add(what)
+
     def check(self) -> None:
         """Note what is not as it was acknowledged, once the dust has settled."""
         self._settle()
@@ -85,6 +96,8 @@ class Server:
                 self._complain(f"it was terminated, yet {info}")
         if self._stage.starts(self.task_id) > 1:
             self._complain("its job was started twice")
+        if "submit" in self._done and "remove" not in self._asked:
+            self._census.accepted(self.task_id)
         self._complain(*self._settled_census())
 
     def finish(self) -> None:
@@ -147,7 +160,6 @@ class Server:
 
     def _submit(self) -> None:
         self._ask("submit", lambda: self._client.submit(self._config))
-        self._census.accepted(self.task_id)
 
     def _terminate(self) -> None:
         request = TerminateRequest(REASON, MESSAGE, 0)

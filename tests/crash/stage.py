@@ -37,7 +37,9 @@ PATIENCE = 90.0  # s: a machine that runs everything else too
 
 
 class Stage:
-    """One host with one home; ``executable`` is the single-file build."""
+    """One host; ``executable`` is the single-file build. The shim's home and those of the users
+    are in ``place``, or in ``folder`` with all the rest.
+    """
 
     def __init__(
         self,
@@ -45,11 +47,10 @@ class Stage:
         engine: PrivateEngine,
         client: docker.APIClient,
         executable: Path,
-        *,
-        home: Path | None = None,
+        place: Path | None = None,
     ) -> None:
         self.folder = folder
-        self.home = home or folder / "home"
+        self.home = (place or folder) / "home"
         self.engine = engine
         self.client = client
         self.images = Images(client)
@@ -57,7 +58,9 @@ class Stage:
         self._marks = folder / "marks"
         self._make_gpu()
         self.host.disk(VOLUME, file_system=True)
-        self.users = {name: self.host.user(name) for name in (NEWCOMER, OWNER)}
+        self.users = {
+            name: self.host.user(name, (place or folder) / name) for name in (NEWCOMER, OWNER)
+        }
         self.home.mkdir(exist_ok=True)
         self.executable = executable
         self.shim = self.new_shim()

@@ -146,9 +146,9 @@ class Host:
 
     # Users.
 
-    def user(self, name: str) -> Path:
+    def user(self, name: str, home: Path | None = None) -> Path:
         """The home directory of a user of that name, empty at first."""
-        home = self._folder / f"home-of-{name}"
+        home = home or self._folder / f"home-of-{name}"
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir()
         uid = _FIRST_UID + sum(name.encode())

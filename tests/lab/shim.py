@@ -108,9 +108,14 @@ class ShimProcess:
             self.kill()
         self.client.close()
 
+    @property
+    def log_file(self) -> Path:
+        """Where it logs."""
+        return self.home / "shim.log"
+
     def log(self) -> str:
         """All it logged since the home was made."""
-        return (self.home / "shim.log").read_text()
+        return self.log_file.read_text()
 
     # What tests do all the time.
 
