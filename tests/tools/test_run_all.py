@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tools.host_state import State
 from tools.lanes import Session
 from tools.run_all import Run, add_up, describe, lasting_differences
 
@@ -53,7 +54,8 @@ def test_a_missing_python_is_a_skip_by_name() -> None:
 
 
 def test_what_the_kernel_frees_a_moment_later_is_no_change() -> None:
-    states = iter([{"loop devices": ["/dev/loop0"]}, {"loop devices": []}])
+    later: list[State] = [{"loop devices": ["/dev/loop0"]}, {"loop devices": []}]
+    states = iter(later)
     assert lasting_differences({"loop devices": []}, lambda: next(states)) == []
 
 
