@@ -21,7 +21,7 @@ from dstack_shim_contracts.features import FEATURE_DOCUMENT_NAME, read_feature_d
 from dstack_shim.errors import CommandError, ComponentError
 from dstack_shim.host.commands import Runner
 
-QUICK = 5.0
+QUICK = 4.0
 """Limit in s where a request waits for the answer: clients give up after 9 s."""
 
 PATIENT = 30.0

@@ -388,20 +388,26 @@ def test_features_are_those_of_the_installed_file(stopped: Place, instance: Inst
 
 
 @row("K22")
-@pytest.mark.parametrize("kind", ["script", "empty-zip", "odd-document"])
+@pytest.mark.parametrize("kind", ["empty-zip", "odd-document"])
 def test_features_are_null_where_unknown(kind: str, stopped: Place) -> None:
-    content = component_script("dstack-shim version 0.21.2")
-    if kind != "script":
-        archive = io.BytesIO()
-        with zipfile.ZipFile(archive, "w") as file:
-            name = "dstack-shim.json" if kind == "odd-document" else "other"
-            file.writestr(name, '{"features": "all"}')
-        content += archive.getvalue()
-    stopped.file.write_bytes(content)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        name = "dstack-shim.json" if kind == "odd-document" else "other"
+        file.writestr(name, '{"features": "all"}')
+    stopped.file.write_bytes(component_script("dstack-shim version 0.21.2") + archive.getvalue())
     stopped.shim.start()
     shim = stopped.component(SHIM)
     assert shim["version"] == "0.21.2"
     assert shim["features"] is None
+
+
+@row("K22")
+def test_a_file_that_lists_no_features_has_no_such_key(stopped: Place) -> None:
+    stopped.file.write_bytes(component_script("dstack-shim version 0.21.2"))
+    stopped.shim.start()
+    shim = stopped.component(SHIM)
+    assert shim["version"] == "0.21.2"
+    assert "features" not in shim
 
 
 @row("K1", "K22")

@@ -23,7 +23,11 @@ Change = Callable[[Task], Task]
 
 
 class Entry:
-    """One task's place in the book."""
+    """One task's place in the book.
+
+    ``is_leftover``: nobody submitted it to this process, and its container, found while we run,
+    is over or never began: a create that came true after its task was gone.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -38,6 +42,7 @@ class Entry:
         self.start_done = asyncio.Event()
         self.start_done.set()
         self.progress: ImagePullProgress | None = None
+        self.is_leftover = False
 
     @property
     def starting(self) -> bool:

@@ -74,8 +74,7 @@ class Core:
         async with self.book.submit_lock:
             if self._draining:
                 raise ShuttingDown("the shim is shutting down; submit again when it is back")
-            if config.id in self.book:
-                raise TaskExists(f"task {config.id} is already submitted")
+            await self._make_way(config.id)
             config = config.with_defaults()
             task = new_task(
                 config,
@@ -90,6 +89,20 @@ class Core:
             entry.start_done.clear()
         self._log.info("task.submitted", task=config.id, image=config.image_name)
         self.spawn(self._starter.run(entry, config))
+
+    async def _make_way(self, task_id: str) -> None:
+        """See to it that the id is free: only a leftover goes, as it would by its name.
+
+        Raises ``TaskExists``, and whatever keeps the leftover from being removed.
+        """
+        if task_id not in self.book:
+            return
+        entry = self.book.get(task_id)
+        if not entry.is_leftover:
+            raise TaskExists(f"task {task_id} is already submitted")
+        self._log.info("task.leftover_removed", task=task_id)
+        await self._finish.terminate(entry, "", "", 0)
+        await self._finish.remove(entry)
 
     def list(self) -> tuple[TaskListItem, ...]:
         """Every known task with its status, in the order they became known."""

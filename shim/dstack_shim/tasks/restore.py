@@ -94,6 +94,9 @@ class Restorer:
             await self.carry_out(
                 attrs.evolve(plan((), containers, self._home, HostFacts()), leave=())
             )
+        for container in containers:
+            if container.task_id in self._book and not container.state.alive:
+                self._book.get(container.task_id).is_leftover = True
 
     async def settle_gpus(self) -> None:
         """Ask again which GPUs those tasks have of which nobody could tell."""

@@ -354,6 +354,24 @@ def test_a_container_nobody_knows_is_adopted_and_finishes(host: Stage) -> None:
     host.play(scene)
 
 
+@pytest.mark.parametrize("ran", [True, False])
+def test_a_leftover_found_while_running_makes_way_for_a_task_of_its_id(
+    host: Stage, ran: bool
+) -> None:
+    async def scene() -> None:
+        box = stranger(host)
+        if ran:
+            await host.engine.start(box.id)
+            host.engine.exit(box.id, 0)
+        await host.round()
+        await host.submit(config("t9"))
+        await host.round()
+        assert box.id not in host.engine.containers
+        assert [task.id for task in host.core.list()] == ["t9"]
+
+    host.play(scene)
+
+
 def test_a_container_of_another_home_is_left_alone(host: Stage) -> None:
     async def scene() -> None:
         one = config("t9")
@@ -369,7 +387,7 @@ def test_a_stranger_whose_id_is_submitted_at_that_moment_does_not_stop_the_step(
     host: Stage,
 ) -> None:
     async def scene() -> None:
-        stranger(host)
+        await host.engine.start(stranger(host).id)
         look = host.script.hold("inspect")  # for its GPUs
         turn = asyncio.ensure_future(host.round())
         await look.reached.wait()
