@@ -39,7 +39,7 @@ class Patience:
         hung = os.path.realpath(BY_ID / "google-hung")
         host.tool("blkid", f'case $6 in {hung}) exec sleep 3600; esac; exec /usr/sbin/blkid "$@"')
         host.tool("lsblk", "echo 'no sysfs here' >&2; exit 1")
-        self.shim = host.shim(port=PORT)
+        self.shim = host.shim(port=PORT, has_own_mounts=True)
         self.shim.start()
         self._began = time.monotonic()
         lost = VolumeInfo("aws", "lost", "vol-0123", init_fs=True, device_name="/dev/sdq")

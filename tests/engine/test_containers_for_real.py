@@ -179,7 +179,7 @@ async def test_volumes_and_instance_directories_are_where_the_task_wants_them(
     host: Host, tmp_path: Path
 ) -> None:
     volume = Path("/mnt/disks/dstack-volumes/data")
-    volume.mkdir(parents=True)
+    volume.mkdir(parents=True, exist_ok=True)  # a mount point stays
     (volume / "file").write_text("of the volume\n")
     (tmp_path / "dir with space:colon").mkdir()
     job = "cat /data/file; echo written > /inst/out; exit 0"

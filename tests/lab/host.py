@@ -27,7 +27,7 @@ from dstack_shim_contracts.api import VolumeInfo
 from tests.lab.census import VOLUMES, Census, asker, mounted_volumes
 from tests.lab.engine import PrivateEngine
 from tests.lab.images import write_runner
-from tests.lab.shim import PORT, ShimProcess
+from tests.lab.shim import PORT, ShimProcess, executable
 
 MIB = 1 << 20
 BY_ID = Path("/dev/disk/by-id")
@@ -68,13 +68,21 @@ class Host:
         home: str = "home",
         environ: Mapping[str, str] | None = None,
         port: int = PORT,
+        has_own_mounts: bool = False,
     ) -> ShimProcess:
-        """A shim that is not started, on a home below the folder."""
+        """A shim that is not started, on a home below the folder.
+
+        What one with mounts of its own mounts, nobody else sees, its engine neither.
+        """
         path = self._folder / home
         path.mkdir(exist_ok=True)
         tools = {"PATH": f"{self.tools}:{os.environ['PATH']}:/usr/sbin:/sbin"}
         shim = ShimProcess(
-            path, {**self.engine.environ, **tools, **(environ or {})}, *flags, port=port
+            path,
+            {**self.engine.environ, **tools, **(environ or {})},
+            *flags,
+            command=["unshare", "--mount", *executable()] if has_own_mounts else (),
+            port=port,
         )
         self.shims.append(shim)
         return shim
