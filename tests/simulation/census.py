@@ -10,6 +10,7 @@ from dstack_shim_contracts.record import TaskRecord
 from dstack_shim_contracts.statuses import TaskStatus
 
 from dstack_shim.engine.protocol import LABEL_HOME, LABEL_IS_TASK, LABEL_TASK_ID
+from dstack_shim.records import RecordKind
 from dstack_shim.tasks.task import Task
 from tests.lab.fake_engine import FakeContainer
 from tests.simulation.shim import HOME, Shim
@@ -92,7 +93,8 @@ def _is_ours(container: FakeContainer) -> bool:
 def _dirs(world: World, tasks: list[Task]) -> Iterator[str]:
     known = {task.dir for task in tasks}
     for dir, content in world.disk.visible.items():
-        if dir not in known and not content.set_aside:
+        is_damage = content.set_aside or content.kind is RecordKind.DAMAGED
+        if dir not in known and not is_damage:
             yield f"the directory {dir} is of no task"
     for task in tasks:
         story = world.stories.get(task.id)

@@ -149,6 +149,8 @@ class MemoryRecords:
 
     def creating(self, dir: str, record: TaskRecord) -> Change:
         there = self._disk.visible.get(dir)
+        if there is not None and there.kind is not RecordKind.NONE:
+            raise StoreError(f"cannot create {dir}: a record that cannot be used is there")
         put = self._putting(dir, self._with(there or Content(), record))
 
         def visible() -> None:
@@ -157,9 +159,8 @@ class MemoryRecords:
 
         def undo() -> None:
             # Whoever gets an error is told that nothing is left: the name is taken back, unflushed.
-            if there is None:
-                self._disk.put(dir, None)
-                self._disk.on_taken_back(dir)
+            self._disk.put(dir, there)
+            self._disk.on_taken_back(dir)
 
         return attrs.evolve(put, visible=visible, undo=undo)
 

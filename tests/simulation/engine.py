@@ -49,6 +49,9 @@ class Watcher(Protocol):
     def start_failed(self, container: FakeContainer) -> None:
         """It cannot run."""
 
+    def told_to_stop(self, container: FakeContainer, timeout: int) -> None:
+        """A living shim asks for its end within ``timeout`` seconds."""
+
 
 class SimEngine(FakeEngine):
     """The tests' fake engine in a simulated world."""
@@ -108,6 +111,10 @@ class SimEngine(FakeEngine):
         running = [container for container in self.containers.values() if container.state.alive]
         self.end_all(code, by)
         return running
+
+    def heal(self) -> None:
+        """What was to go wrong at the end of a request under way does not."""
+        self._struck.clear()
 
     def abort_requests(self) -> None:
         """The host loses power."""
@@ -221,6 +228,12 @@ class SimEngine(FakeEngine):
             container = self.containers.get(container_id)
             if container is not None and container.error:
                 self._watcher.start_failed(container)
+
+    async def stop(self, container_id: str, timeout: int) -> None:
+        container = self.containers.get(container_id)
+        if container is not None and self._is_asked_by_living():
+            self._watcher.told_to_stop(container, timeout)
+        await super().stop(container_id, timeout)
 
     def exit(self, container_id: str, code: int, *, oom_killed: bool = False) -> None:
         container = self.containers[container_id]

@@ -151,14 +151,14 @@ class Happenings:
         content = self._world.disk.visible.get(dir)
         if content is None or content.kind is not RecordKind.GOOD:
             return
-        damaged = attrs.evolve(content, kind=RecordKind.DAMAGED, record=None)
-        self._world.disk.put(dir, damaged)
-        self._world.disk.flush(dir)
         story = self._world.stories.get(f"t{event.task}")
         if story is not None:
             story.is_damaged = story.is_loose = True
             story.excuses.add("its record was damaged")
             self._world.damaged.append(story)
+        damaged = attrs.evolve(content, kind=RecordKind.DAMAGED, record=None)
+        self._world.disk.put(dir, damaged)
+        self._world.disk.flush(dir)
 
     def _hand_over(self, event: Event) -> None:
         shim = self._world.shim
@@ -169,7 +169,7 @@ class Happenings:
 
     async def _handed_over(self, shim: Shim, how: str, rewrites: str) -> None:
         world, boot = self._world, self._world.boot
-        if how == "stop":
+        if how == "stop" and not shim.dead:
             stopped = shim.stop(5.0)
             await asyncio.wait((stopped,), timeout=6.0)
         world.kill(shim)

@@ -78,8 +78,10 @@ class Requests:
         self, shim: Shim, task_id: str, asked: tuple[str, str], timeout: int
     ) -> None:
         story = self._world.stories.get(task_id)
-        if story is not None:
+        if story is not None and task_id in shim.core.book:
             story.asked.append(asked)
+            until = self._world.loop.time() + timeout
+            story.grace_until = min(until, story.grace_until or until)
         try:
             info = await shim.core.terminate(task_id, *asked, timeout)
         except (TaskNotFound, EngineError, ResourceError, StoreError) as error:
@@ -119,8 +121,10 @@ class Requests:
 
     def _must_be_unknown(self, shim: Shim, task: int) -> None:
         task_id, world = f"t{task}", self._world
-        story = world.stories.get(task_id)
-        if story is None and (task_id in shim.core.book or dir_of(task) in world.disk.visible):
+        if world.stories.get(task_id) is not None:
+            return  # there was one before
+        content = world.disk.visible.get(dir_of(task))
+        if task_id in shim.core.book or (content is not None and content.record is not None):
             world.violate(f"submit of {task_id} was refused and has left something")
 
     def _check_terminated(self, shim: Shim, story: Story, info: TaskInfo) -> None:

@@ -24,6 +24,7 @@ class NotSettled(Exception):
 async def settle(world: World) -> None:
     """Take the census when nothing goes wrong any more; then again after a restart; then remove."""
     world.faults.disarm()
+    world.engine.heal()
     await asyncio.sleep(60)  # for what was struck by then
     await _until_back(world)
     shim = await _serving(world)

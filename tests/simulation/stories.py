@@ -56,6 +56,8 @@ class Story:
     exits: list[Exit] = attrs.Factory(list)
     containers: list[FakeContainer] = attrs.Factory(list)
     never_started: bool = False
+    grace_until: float | None = None
+    """Until when its container may take its time, by the shortest grace that was given."""
 
     @property
     def may_be_gone(self) -> bool:
@@ -105,11 +107,11 @@ class Stories:
 
     def certain(self, dir: str, content: Content | None) -> None:
         """A directory certainly holds this from now on."""
-        if content is None:
-            self._gone(dir)
-            return
-        record = content.record
+        record = None if content is None else content.record
         if record is None:
+            story = self.by_id.get(self._dirs.get(dir, ""))
+            if content is None or (story and not story.is_accepted and not story.is_damaged):
+                self._gone(dir)  # damage, on the other hand, leaves a task to look after
             return
         if SECRET in (record.config.registry_username, record.config.registry_password):
             self._violate(f"the record in {dir} holds credentials")

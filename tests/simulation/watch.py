@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dstack_shim_contracts.naming import container_name
-from dstack_shim_contracts.record import TaskRecord
+from dstack_shim_contracts.record import Step, TaskRecord
 from dstack_shim_contracts.statuses import TaskStatus, may_become
 
 from dstack_shim.engine.protocol import LABEL_IS_TASK, LABEL_TASK_ID
@@ -81,9 +81,11 @@ class Watch:
         if not by_living or story.is_damaged:
             return
         for record in self._certain_records(story.dir):
-            missing = set(gpus_of(container)) - set(record.gpus or () if record else ())
-            if record is None or missing:
+            intent = None if record is None else record.intent
+            if record is None or intent is None or intent.step not in _BEFORE_A_CREATE:
                 self._world.violate(f"{story.id} gets a container before it is written down")
+            elif set(gpus_of(container)) - set(record.gpus or ()):
+                self._world.violate(f"{story.id} gets GPUs that are not written down")
 
     def container_started(self, container: FakeContainer, *, by_living: bool) -> None:
         """It runs from now on."""
@@ -113,6 +115,16 @@ class Watch:
         if shim is not None and self._world.schedule.wakes:
             shim.core.step.wake.set()
 
+    def told_to_stop(self, container: FakeContainer, timeout: int) -> None:
+        """A living shim asks for its end within ``timeout`` seconds."""
+        story = self._stories.of_container(container)
+        if story is None or story.grace_until is None or not container.state.alive:
+            return
+        # Something else may have ended the task for good, or somebody removes it.
+        is_bound = not (story.excuses or story.removals or story.is_loose)
+        if is_bound and self._world.loop.time() + timeout < story.grace_until - 1:
+            self._world.violate(f"{story.id} is cut off before its grace has run out")
+
     def start_failed(self, container: FakeContainer) -> None:
         """It cannot run."""
         story = self._stories.of_container(container)
@@ -138,6 +150,9 @@ class Watch:
 
     def may_take(self, claim: Claim) -> None:
         """Nothing is taken before it is certain on disk who takes it."""
+        story = self._stories.get(claim.id)
+        if story is not None and story.is_damaged:
+            return
         for record in self._certain_records(container_name(claim.config.name, claim.id)):
             if record is None or record.id != claim.id or record.cleaned_up:
                 self._world.violate(f"{claim.id} takes something before it is written down")
@@ -204,6 +219,7 @@ class Watch:
             self._world.violate(f"{story.id} was terminated and is {entry.task.status.value}")
 
 
+_BEFORE_A_CREATE = frozenset({Step.CREATING, Step.STARTING})
 _SETTLED = frozenset({TaskStatus.RUNNING, TaskStatus.TERMINATED})
 
 
