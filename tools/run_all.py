@@ -10,6 +10,7 @@ better than the exit code.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from tools.lanes import ROOT, Lanes, Session
 
 COUNTS = ROOT / "build" / "counts"
 COVERAGE = ROOT / "build" / "coverage"
+LOCK = ROOT / "build" / "run-all.lock"
 # The one that measures coverage and tries most comes first.
 FAST = sorted(
     (f"fast({version})" for version in interpreters.SUPPORTED),
@@ -83,6 +85,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("sessions", nargs="*", help="only these, one after the other")
     options = parser.parse_args(arguments)
     began = time.monotonic()
+    lock = LOCK.open("w")  # held until the process ends: two runs would mix their counts
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("another ./dev test or prove runs in this checkout", file=sys.stderr)
+        return 1
     _empty(COUNTS, COVERAGE)
     signal.signal(signal.SIGTERM, _interrupted)
 
