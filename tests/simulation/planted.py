@@ -99,11 +99,6 @@ def gives_back_what_another_holds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GpuLocks, "release", lambda self, owner: self._owner_of.clear())
 
 
-def takes_unknown_gpus_for_idle(patch: pytest.MonkeyPatch) -> None:
-    """Row 5: GPUs of which nobody could tell whose they are look idle."""
-    patch.setattr(GpuLocks, "doubt", lambda self, owner: None)
-
-
 def replaces_a_recorded_reason(patch: pytest.MonkeyPatch) -> None:
     """The first reason stays: here the outcome seen last does."""
     real = tasks.ended
@@ -133,13 +128,6 @@ def acts_on_an_old_list(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def drops_a_change_that_could_not_be_saved(patch: pytest.MonkeyPatch) -> None:
-    """A full disk must not keep anything for ever: here an unsaved record is never retried."""
-    patch.setattr(
-        Entry, "unsaved", property(lambda self: False, lambda self, value: None), raising=False
-    )
-
-
 def releases_before_it_stops(patch: pytest.MonkeyPatch) -> None:
     """Released only once the container cannot be running: here it is stopped afterwards."""
     real: Callable[..., Awaitable[None]] = finish.Finish._stop
@@ -160,10 +148,8 @@ PLANTS: tuple[Plant, ...] = (
     does_not_look_at_the_boot,
     forgets_who_else_needs_it,
     gives_back_what_another_holds,
-    takes_unknown_gpus_for_idle,
     replaces_a_recorded_reason,
     forgets_a_grace,
     acts_on_an_old_list,
-    drops_a_change_that_could_not_be_saved,
     releases_before_it_stops,
 )
