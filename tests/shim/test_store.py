@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -229,7 +229,7 @@ def test_a_task_that_could_not_be_made_durable_leaves_no_half_made_directory(
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The flushes and renames, in order, with what kind of thing was flushed."""
     made: list[str] = []
     fsync, rename = os.fsync, os.rename
