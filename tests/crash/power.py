@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import attrs
@@ -138,9 +138,12 @@ class PowerCuts:
 
     def _at_answer(self, server: Server, what: str) -> Path:
         """When the shim is about to send the first bytes of its answer."""
-        main, *_ = threads_of(self._stage.shim.pid)
+        main, worker, *_ = threads_of(self._stage.shim.pid)
         stop = "sendto:signal=STOP:when=1"
-        with Strace((main,), ("sendto",), self._trials.output, stop) as strace:
+        with (
+            self._held_back(worker) if what == "submit" else nullcontext(),
+            Strace((main,), ("sendto",), self._trials.output, stop) as strace,
+        ):
             asking = threading.Thread(target=_in_vain, args=(server, what))
             asking.start()
             copy = self._save_when_stopped()
@@ -150,6 +153,14 @@ class PowerCuts:
         assert "HTTP/1.1 200 OK" in answer.text
         server.acknowledged(what)
         return copy
+
+    def _held_back(self, worker: int) -> Strace:
+        """The worker waits before it writes a second record.
+
+        The start that follows a submit flushes too, and with it what the submit should have.
+        """
+        output = self._trials.output.with_suffix(".worker")
+        return Strace((worker,), ("unlinkat",), output, "unlinkat:delay_enter=500000:when=2")
 
     def _at_event(self, server: Server, event: str) -> Path:
         """When the shim has said in its log that it is done."""
