@@ -18,24 +18,19 @@ from tests.simulation.shrink import kind, shortest
 from tests.simulation.tally import keep, run_chunk, run_many
 
 ROOT = Path(__file__).parents[2]
-FULL, SAMPLE, ELSEWHERE = 100_000, 5_000, 500
+FULL, SAMPLE = 100_000, 1_000
 FOUND_WITHIN = 2_000
 """Seeds, well inside the sample, among which each planted bug must be found."""
 
 
-def is_main_environment() -> bool:
-    """Whether this is the environment of ``./dev``; the other Pythons run fewer seeds."""
-    return Path(sys.prefix).resolve() == ROOT / ".venv"
-
-
 @pytest.mark.slow
+@pytest.mark.one_python
 @pytest.mark.timeout(4 * 3600)
 def test_no_seed_violates_anything(full_counts: bool) -> None:
     """Slow, because what it looks for are interleavings that no test names."""
-    count = (FULL if full_counts else SAMPLE) if is_main_environment() else ELSEWHERE
+    count = FULL if full_counts else SAMPLE
     tally = run_many(range(count), jobs=os.cpu_count() or 1)
-    if is_main_environment():
-        keep(tally.document(), "simulation" if full_counts else "simulation-sample")
+    keep(tally.document(), "simulation" if full_counts else "simulation-sample")
     assert not tally.failures, report(min(tally.failures))
     assert tally.seeds == count
     assert tally.steps / tally.seeds >= 50
@@ -52,6 +47,7 @@ def test_a_few_seeds_run_here_where_coverage_sees_them() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_python
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_every_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
