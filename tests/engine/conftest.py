@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+
+
+DEV = Path("/dev")  # the sandbox's own
+GPU_NODES = frozenset(
+    {"kfd", "dri", "tenstorrent", "accel", "nvidiactl", "nvidia0", "infiniband", "odd0"}
+)
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +57,19 @@ def session_client(session_engine: PrivateEngine) -> Iterator[docker.APIClient]:
 @pytest.fixture(scope="session")
 def images(session_client: docker.APIClient) -> Images:
     return Images(session_client)
+
+
+@pytest.fixture(autouse=True)
+def no_devices_left() -> Iterator[None]:
+    """The device nodes a test has made go with it: the next shim would take them for GPUs."""
+    before = {name for name in GPU_NODES if (DEV / name).exists()}
+    yield
+    for name in GPU_NODES - before:
+        path = DEV / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @pytest.fixture

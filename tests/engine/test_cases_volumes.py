@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -110,6 +111,8 @@ def path_without(instance: Host, *missing: str) -> str:
     """A PATH with the tools a shim uses, but these."""
     place = instance.tools.with_name("few-tools")
     place.mkdir()
+    # And what the single file itself looks for.
+    (place / "python3").symlink_to(Path(sys.executable).resolve())
     for name in {"mount", "umount", "mkfs.ext4", "blkid", "lsblk"} - set(missing):
         found = shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")
         assert found is not None

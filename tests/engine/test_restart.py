@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import httpx
@@ -36,12 +37,28 @@ def runner() -> Path:
     return write_runner(Path("/usr/local/bin/dstack-runner"))
 
 
+Make = Callable[..., ShimProcess]
+
+
 @pytest.fixture
-def shim(home: Path, private_engine: PrivateEngine) -> Iterator[ShimProcess]:
-    shim = ShimProcess(home, private_engine.environ)
+def make_shim() -> Iterator[Make]:
+    """Makes shims that are not started; none outlives its test, whatever became of that."""
+    made: list[ShimProcess] = []
+
+    def make(*arguments: Any, **more: Any) -> ShimProcess:
+        made.append(ShimProcess(*arguments, **more))
+        return made[-1]
+
+    yield make
+    for shim in made:
+        shim.close()
+
+
+@pytest.fixture
+def shim(home: Path, private_engine: PrivateEngine, make_shim: Make) -> ShimProcess:
+    shim = make_shim(home, private_engine.environ)
     shim.start()
-    yield shim
-    shim.close()
+    return shim
 
 
 def started(client: docker.APIClient, info: TaskInfo) -> tuple[str, str]:
@@ -125,10 +142,10 @@ def test_a_task_acknowledged_right_before_a_kill_is_known_after_it(
 
 
 def test_a_pull_cut_short_leaves_a_task_that_says_where_it_stood_until_it_is_removed(
-    home: Path, private_engine: PrivateEngine, proxy: CountingProxy
+    home: Path, private_engine: PrivateEngine, proxy: CountingProxy, make_shim: Make
 ) -> None:
     proxy.spoil(Hang(), path="/images/create")
-    shim = ShimProcess(home, {"DOCKER_HOST": proxy.address})
+    shim = make_shim(home, {"DOCKER_HOST": proxy.address})
     shim.start()
     shim.submit("t1", "never/arrives:1")
     shim.wait_for("t1", TaskStatus.PULLING)
@@ -142,7 +159,6 @@ def test_a_pull_cut_short_leaves_a_task_that_says_where_it_stood_until_it_is_rem
         assert sorted(path.name for path in task_dir.iterdir()) == ["task.json"]
     shim.client.remove("t1")
     assert list((home / "runners").iterdir()) == []
-    shim.close()
 
 
 def test_a_directory_without_a_record_is_left_alone(shim: ShimProcess, home: Path) -> None:
@@ -234,9 +250,13 @@ def test_an_unreadable_record_never_stops_the_start_and_costs_only_itself(
 
 
 def test_fifty_running_tasks_cost_one_list_a_round_and_no_inspect(
-    home: Path, private_engine: PrivateEngine, images: Images, proxy: CountingProxy
+    home: Path,
+    private_engine: PrivateEngine,
+    images: Images,
+    proxy: CountingProxy,
+    make_shim: Make,
 ) -> None:
-    shim = ShimProcess(home, {"DOCKER_HOST": proxy.address})
+    shim = make_shim(home, {"DOCKER_HOST": proxy.address})
     shim.start()
     image = images.job(RUNS_ON)
     for number in range(50):
@@ -252,14 +272,17 @@ def test_fifty_running_tasks_cost_one_list_a_round_and_no_inspect(
     rounds = proxy.count("GET", "/containers/json") - 1  # and one to restore from
     assert len([path for path in paths if path.startswith("/containers/")]) == rounds + 1
     assert set(shim.statuses().values()) == {"running"}
-    shim.close()
 
 
 def test_no_credential_is_in_anything_the_shim_wrote(
-    home: Path, private_engine: PrivateEngine, client: docker.APIClient, images: Images
+    home: Path,
+    private_engine: PrivateEngine,
+    client: docker.APIClient,
+    images: Images,
+    make_shim: Make,
 ) -> None:
     secret = "s3cret-" + hashlib.sha256(b"x").hexdigest()[:12]
-    shim = ShimProcess(home, private_engine.environ, "--shim-log-level=trace")
+    shim = make_shim(home, private_engine.environ, "--shim-log-level=trace")
     shim.start()
     login = {"registry_username": f"user-{secret}", "registry_password": secret}
     shim.submit("local", images.job(RUNS_ON), **login)
@@ -274,20 +297,21 @@ def test_no_credential_is_in_anything_the_shim_wrote(
         json.dumps(client.inspect_container(shim.client.task("local").container_id)).encode()
     )
     assert not [text for text in written if secret.encode() in text]
-    shim.close()
 
 
-def test_without_an_engine_it_says_so_and_exits_within_five_seconds(home: Path) -> None:
-    shim = ShimProcess(home, {"DOCKER_HOST": "unix:///run/lab/nobody.sock"})
+def test_without_an_engine_it_says_so_and_exits_within_five_seconds(
+    home: Path, make_shim: Make
+) -> None:
+    shim = make_shim(home, {"DOCKER_HOST": "unix:///run/lab/nobody.sock"})
     shim.launch()
     assert shim.wait(within=10) == 1
     assert "no Docker Engine" in shim.stderr.read_text()
 
 
 def test_a_second_shim_on_the_home_is_refused_and_changes_nothing(
-    shim: ShimProcess, home: Path, private_engine: PrivateEngine
+    shim: ShimProcess, home: Path, private_engine: PrivateEngine, make_shim: Make
 ) -> None:
-    second = ShimProcess(home, private_engine.environ, port=11998)
+    second = make_shim(home, private_engine.environ, port=11998)
     second.launch()
     assert second.wait() == 1
     assert f"pid {shim.pid}" in second.stderr.read_text()
