@@ -2,7 +2,7 @@
 The one wall between our code and dstack's: whatever we raise stops here.
 
 An exception out of a patched function would mark the instance unreachable or stop its checks for
-half a minute (design 3.1), so every call from a patched function into ours goes through `shielded`.
+half a minute, so every call from a patched function into ours goes through `shielded`.
 """
 
 import logging

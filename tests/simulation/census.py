@@ -1,4 +1,4 @@
-"""What must be true of a host once the dust has settled (design 2.7)."""
+"""What must be true of a host once the dust has settled."""
 
 from __future__ import annotations
 
