@@ -84,7 +84,8 @@ def test_two_builds_in_two_places_are_the_same_bytes(shim: Path, tmp_path: Path)
     shutil.copy(ROOT / "LICENSE", elsewhere)
     (elsewhere / "build").mkdir()
     (elsewhere / "build" / "wheels").symlink_to(ROOT / "build" / "wheels")
-    build = [sys.executable, "-m", "tools.build_shim", "--version", VERSION, "--output", "out"]
+    output = str(elsewhere / "out")  # a relative one is meant from where ./dev was called
+    build = [sys.executable, "-m", "tools.build_shim", "--version", VERSION, "--output", output]
     subprocess.run(build, cwd=elsewhere, check=True, timeout=500)
     again = elsewhere / "out" / "dstack-shim"
     assert (
