@@ -48,8 +48,8 @@ def steps(command: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
         (("build",),),
         (
             # About as long as each other on two cores.
-            ("lint", "types", *FAST[:1], *FAST[2:]),
-            ("releases", "engine", "server", "demo", "package", *FAST[1:2], *long),
+            ("lint", "types", *FAST),
+            ("releases", "engine", "server", "demo", "package", *long),
         ),
         (("coverage",),),
     )
