@@ -55,7 +55,7 @@ def shim(version: str, features: tuple[str, ...] = ("persisted-state",)) -> byte
         "implementation": {"name": "ours", "version": "1"},
     }
     with zipfile.ZipFile(raw, "a") as archive:
-        archive.writestr("dstack-shim.json", json.dumps(document))
+        archive.writestr(zipfile.ZipInfo("dstack-shim.json"), json.dumps(document))
     return raw.getvalue()
 
 
