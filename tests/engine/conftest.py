@@ -25,10 +25,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("last") is not None)
-    # Sockets of connections an engine or proxy cut are collected late, in whatever test runs then.
-    late = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    for item in items:
-        item.add_marker(late)
 
 
 DEV = Path("/dev")  # the sandbox's own

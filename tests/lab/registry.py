@@ -128,6 +128,7 @@ class SlowWay:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)  # closed transports let go of their sockets in the next turn
 
     async def _connected(
         self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter
@@ -142,11 +143,13 @@ class SlowWay:
             with suppress(asyncio.CancelledError):  # the streams' own callback logs it as a fault
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # All of it before the first wait: a close of the whole may cut any wait short.
             for way in ways:
                 way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
             for writer in (client, target):
                 writer.close()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for writer in (client, target):
                 with suppress(OSError):
                     await writer.wait_closed()
             self.open_connections -= 1
