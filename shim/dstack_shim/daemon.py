@@ -40,6 +40,7 @@ from dstack_shim_contracts.features import FEATURES
 
 from dstack_shim import build
 from dstack_shim.api.app import make_app
+from dstack_shim.api.guard import Guard
 from dstack_shim.api.server import Server, listen
 from dstack_shim.cancelling import to_its_end
 from dstack_shim.clock import Clock, SystemClock
@@ -49,6 +50,7 @@ from dstack_shim.engine.protocol import Engine, EngineInfo
 from dstack_shim.engine.workers import Workers
 from dstack_shim.errors import EngineError, StartupError
 from dstack_shim.home import check_home, lock_home
+from dstack_shim.host.callers import Callers
 from dstack_shim.host.commands import run as run_command
 from dstack_shim.host.dcgm import GpuTelemetry, open_telemetry
 from dstack_shim.host.gpus import GpuInventory, GpuVendor
@@ -145,7 +147,7 @@ class Daemon:
         if self._settings.service:
             self._tell_host_info(Path(info.root_dir))
         await self.tasks.restore()
-        server = Server(make_app(self), self._possessions.socket)
+        server = Server(self._guarded(), self._possessions.socket)
         server.start()
         step = asyncio.ensure_future(self.tasks.step.run(STEP_INTERVAL))
         self._log.info("daemon.serving", port=self._settings.shim_http_port)
@@ -153,6 +155,10 @@ class Daemon:
             await self._stop.wait()
         finally:
             await self._go(server, step, engine)
+
+    def _guarded(self) -> Guard:
+        answers_jobs = self._settings.answer_jobs
+        return Guard(make_app(self), None if answers_jobs else Callers())
 
     async def _check_components(self) -> None:
         await self._components.check_at_start()

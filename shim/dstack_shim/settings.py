@@ -82,6 +82,9 @@ class Settings:
     service: bool = _flag(
         "service", "DSTACK_SERVICE_MODE", False, "write host_info.json at the start"
     )
+    answer_jobs: bool = _flag(
+        "answer-jobs", "DSTACK_SHIM_ANSWER_JOBS", False, "let containers use the API, too"
+    )
 
     def home(self) -> Path:
         """The home, ``~`` expanded."""

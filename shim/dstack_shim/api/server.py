@@ -13,11 +13,12 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from dstack_shim.api.guard import Connection
 from dstack_shim.errors import StartupError
 
 HOST = "127.0.0.1"
@@ -45,7 +46,7 @@ def listen(port: int) -> socket.socket:
 class Server:
     """Accepts connections on one socket and answers them with one application."""
 
-    def __init__(self, app: Starlette, sock: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, sock: socket.socket) -> None:
         self._sock = sock
         self._config = Config(
             app,
@@ -97,7 +98,7 @@ class Server:
 
     async def _serve(self, connection: socket.socket) -> None:
         make: Callable[[], asyncio.Protocol] = lambda: H11Protocol(  # noqa: E731
-            self._config, self._state, {}
+            self._config, self._state, Connection.state()
         )
         try:
             await asyncio.get_running_loop().connect_accepted_socket(make, connection)
