@@ -18,6 +18,7 @@ from dstack_shim_contracts.codec import encode
 from dstack_shim_contracts.features import (
     FEATURE_DOCUMENT_NAME,
     FEATURES,
+    TAKEOVER_PROTOCOL,
     FeatureDocument,
     FileImplementation,
 )
@@ -97,7 +98,10 @@ def _entries(others: bundle.Files, ours: bundle.Files, version: str) -> bundle.F
 def feature_document(version: str) -> bytes:
     """What the file says of itself without being run."""
     implementation = FileImplementation(build.IMPLEMENTATION_NAME, build.IMPLEMENTATION_VERSION)
-    return encode(FeatureDocument(build.NAME, version, tuple(FEATURES), implementation))
+    document = FeatureDocument(
+        build.NAME, version, tuple(FEATURES), implementation, takeover=TAKEOVER_PROTOCOL
+    )
+    return encode(document)
 
 
 def _byte_code(

@@ -75,7 +75,7 @@ def paths() -> dict[str, Any]:
     task = {"parameters": [TASK_ID]}
     return {
         "/api/healthcheck": {"get": _get("healthcheck", "Which shim answers")},
-        "/api/shutdown": {"post": _post("shutdown", "Stop serving and exit", "shutdown")},
+        "/api/shutdown": {"post": _shutdown()},
         "/api/instance/health": {"get": _get("instance-health", "What DCGM says")},
         "/api/instance/info": {"get": _get("instance-info", "GPU vendor and driver")},
         "/api/components": {"get": _get("components", "The installed programs")},
@@ -142,6 +142,11 @@ def _post(operation: str, summary: str, body: str, *errors: int) -> dict[str, An
         "requestBody": {"required": True, "content": {JSON: {"schema": _reference(body)}}},
         "responses": _responses(DONE, *OF_A_BODY, *errors),
     }
+
+
+def _shutdown() -> dict[str, Any]:
+    route = _post("shutdown", "Stop serving and exit, or make way for the next file", "shutdown")
+    return {**route, "responses": {**route["responses"], "409": _answer("shutdown-refusal")}}
 
 
 def _answer(name: str) -> dict[str, Any]:

@@ -28,6 +28,20 @@ DCGM_RESULTS: Final = (0, 10, 20)
 
 
 @attrs.frozen
+class LastUpgrade:
+    """Ours: how a replacement in place went. ``outcome`` is a word for programs (``done``,
+    ``refused``, ``rolled-back``, ``died``, ``interrupted``; more may come), ``reason`` for people.
+    """
+
+    from_version: str
+    to_version: str
+    outcome: str
+    reason: str
+    at: str
+    """RFC 3339."""
+
+
+@attrs.frozen
 class Implementation:
     """Ours: which program answers, apart from the dstack release it stands in for."""
 
@@ -37,6 +51,15 @@ class Implementation:
     """Counts the replacements in place since the process was started; 0 for the first."""
     started_at: str
     """RFC 3339, when this generation began to serve."""
+    uptime: int | None = attrs.field(
+        default=None, metadata=wire(minimum=0, left_out=left_out_if_none)
+    )
+    """Whole seconds since then."""
+    last_upgrade: LastUpgrade | None = attrs.field(
+        default=None, metadata=wire(left_out=left_out_if_none)
+    )
+    """What became of the latest attempt to replace this shim in place, also by an earlier
+    process; None if there was none."""
 
 
 @attrs.frozen
@@ -58,9 +81,35 @@ class HealthcheckResponse:
 
 @attrs.frozen
 class ShutdownRequest:
-    """Body of ``POST /api/shutdown``."""
+    """Body of ``POST /api/shutdown``.
+
+    ``only_if_safe`` is ours (feature ``guarded-shutdown``): nothing happens and the answer is 409
+    with a :class:`ShutdownRefusal` unless every task survives.
+    """
 
     force: bool = False
+    only_if_safe: bool = attrs.field(default=False, metadata=wire(left_out=left_out_if_empty))
+
+
+@attrs.frozen
+class Obstacle:
+    """What is in the way of a shutdown: a ``task`` that would not survive it, the ``target``
+    that would start next and keeps no state, or an ``install`` under way.
+
+    ``id`` and ``status`` are those of the task, or name and status of the component.
+    """
+
+    kind: str
+    id: str
+    status: str
+    why: str
+
+
+@attrs.frozen
+class ShutdownRefusal:
+    """Answer 409 of a shutdown ``only_if_safe``: everything that is in the way of it."""
+
+    in_the_way: tuple[Obstacle, ...]
 
 
 @attrs.frozen

@@ -15,6 +15,7 @@ from dstack_shim_contracts.api import (
     HealthcheckResponse,
     InstanceHealth,
     InstanceInfo,
+    ShutdownRefusal,
     ShutdownRequest,
     TaskConfig,
     TaskInfo,
@@ -27,6 +28,7 @@ from dstack_shim_contracts.errors import (
     BodyError,
     ShimResponseError,
     ShimUnreachable,
+    ShutdownRefused,
     UnexpectedAnswer,
 )
 from dstack_shim_contracts.wire import parse_json
@@ -82,8 +84,17 @@ class ShimClient:
         return self._get(HealthcheckResponse, "/api/healthcheck")
 
     def shutdown(self, request: ShutdownRequest | None = None) -> None:
-        """Ask the shim to stop serving and exit."""
-        self._call("POST", "/api/shutdown", request or ShutdownRequest())
+        """Ask the shim to stop serving and exit, or to make way for the file that waits.
+
+        Raises ShutdownRefused if the request has ``only_if_safe`` and something is in the way.
+        """
+        request = request or ShutdownRequest()
+        try:
+            self._call("POST", "/api/shutdown", request)
+        except ShimResponseError as error:
+            if error.status != httpx.codes.CONFLICT or not request.only_if_safe:
+                raise
+            raise ShutdownRefused(_refusal(error.message)) from None
 
     def instance_health(self) -> InstanceHealth:
         """What DCGM says. Shims before 0.19.22 answer 404."""
@@ -151,6 +162,13 @@ class ShimClient:
 
 def _task_path(task_id: str) -> str:
     return f"/api/tasks/{quote(task_id, safe='')}"
+
+
+def _refusal(text: str) -> ShutdownRefusal:
+    try:
+        return decode(ShutdownRefusal, text)
+    except BodyError as error:
+        raise UnexpectedAnswer(f"POST /api/shutdown: 409, {error}") from None
 
 
 def _read(shape: type[T], response: httpx.Response) -> T:

@@ -11,10 +11,16 @@
     └── ClientError               a call to a shim gave no result
         ├── ShimUnreachable       no answer at all, or half of one
         ├── ShimResponseError     the shim answered with an error status
+        │   └── ShutdownRefused   409: something is in the way of a shutdown
         └── UnexpectedAnswer      the shim answered 200 with something else
 
 Messages never contain the offending value: it may be a secret.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the models raise what is defined here
+    from dstack_shim_contracts.api import ShutdownRefusal
 
 
 class ContractError(Exception):
@@ -99,6 +105,15 @@ class ShimResponseError(ClientError):
 
     def __str__(self) -> str:
         return f"shim answered {self.status}: {self.message}"
+
+
+class ShutdownRefused(ShimResponseError):
+    """The shim goes on: a shutdown that asked for it is refused; ``refusal`` lists why."""
+
+    def __init__(self, refusal: "ShutdownRefusal") -> None:
+        """Keep what is in the way."""
+        super().__init__(409, ", ".join(item.why for item in refusal.in_the_way))
+        self.refusal = refusal
 
 
 class UnexpectedAnswer(ClientError):

@@ -13,8 +13,13 @@ from dstack_shim_contracts.api import SHIM
 from dstack_shim_contracts.codec import decode
 from dstack_shim_contracts.errors import BodyError
 from dstack_shim_contracts.statuses import TaskStatus
+from dstack_shim_contracts.wire import left_out_if_empty, wire
 
 PERSISTED_STATE: Final = "persisted-state"
+GUARDED_SHUTDOWN: Final = "guarded-shutdown"
+
+TAKEOVER_PROTOCOL: Final = 1
+"""How our shims hand over to each other in place: the check before, descriptors, environment."""
 
 FEATURE_DOCUMENT_NAME: Final = "dstack-shim.json"
 """Name of the feature document at the root of our single-file build, which is a zip.
@@ -44,6 +49,11 @@ FEATURES: Final[Mapping[str, Feature]] = MappingProxyType(
             meaning="Tasks are recorded on disk and taken up again after a restart.",
             restart_safe=frozenset({TaskStatus.RUNNING}),
         ),
+        GUARDED_SHUTDOWN: Feature(
+            name=GUARDED_SHUTDOWN,
+            meaning="A shutdown may ask to be refused unless every task survives it.",
+            restart_safe=frozenset(),
+        ),
     }
 )
 """Every feature there is, by name."""
@@ -59,12 +69,16 @@ class FileImplementation:
 
 @attrs.frozen
 class FeatureDocument:
-    """What a shim file says about itself: reported version, features, program."""
+    """What a shim file says about itself: reported version, features, program.
+
+    ``takeover`` is the protocol by which it takes over in place, 0 if it cannot.
+    """
 
     name: str
     version: str
     features: tuple[str, ...]
     implementation: FileImplementation
+    takeover: int = attrs.field(default=0, metadata=wire(minimum=0, left_out=left_out_if_empty))
 
 
 def read_feature_document(raw: bytes) -> FeatureDocument:

@@ -178,6 +178,11 @@ class InstalledComponents:
 
     # -- installing
 
+    @property
+    def installing(self) -> tuple[str, ...]:
+        """The components that are being installed now."""
+        return tuple(self._installing)
+
     def install(self, request: ComponentInstallRequest) -> None:
         """Begin to install a component in the background; it is ``installing`` from now on.
 

@@ -35,8 +35,10 @@ from dstack_shim_contracts.api import (
     Implementation,
     InstanceHealth,
     InstanceInfo,
+    ShutdownRefusal,
 )
 from dstack_shim_contracts.features import FEATURES
+from dstack_shim_contracts.gate import decide
 
 from dstack_shim import build
 from dstack_shim.api.app import make_app
@@ -48,7 +50,8 @@ from dstack_shim.components import InstalledComponents, Target
 from dstack_shim.engine.docker import DockerEngine
 from dstack_shim.engine.protocol import Engine, EngineInfo
 from dstack_shim.engine.workers import Workers
-from dstack_shim.errors import EngineError, StartupError
+from dstack_shim.errors import EngineError, ShutdownUnsafe, StartupError
+from dstack_shim.guard import obstacles
 from dstack_shim.home import check_home, lock_home
 from dstack_shim.host.callers import Callers
 from dstack_shim.host.commands import run as run_command
@@ -239,8 +242,26 @@ class Daemon:
         """Begin to install a component."""
         self._components.install(request)
 
-    def shut_down(self, *, force: bool) -> None:
-        """Begin to go away; called again it only adds force."""
+    async def shut_down(self, *, force: bool, only_if_safe: bool = False) -> None:
+        """Begin to go away; called again it only adds force.
+
+        Raises ``ShutdownUnsafe``; nothing has changed then.
+        """
+        if only_if_safe:
+            await self._hold_if_safe()
+        self._begin_to_stop(force=force)
+
+    async def _hold_if_safe(self) -> None:
+        listed = (await self._components.list()).components
+        target = next(component for component in listed if component.name == SHIM)
+        verdict = decide(self.healthcheck(), target)
+        unsafe = await self.tasks.hold_if(verdict.statuses)
+        found = obstacles(unsafe, verdict, target, self._components.installing)
+        if found:
+            self.tasks.admit()
+            raise ShutdownUnsafe(ShutdownRefusal(found))
+
+    def _begin_to_stop(self, *, force: bool) -> None:
         self._log.info("daemon.stopping", force=force)
         self._forced = self._forced or force
         self._stop.set()
@@ -278,7 +299,7 @@ class Daemon:
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: self.shut_down(force=False))
+            loop.add_signal_handler(number, lambda: self._begin_to_stop(force=False))
 
     async def _go(self, server: Server, step: asyncio.Future[None], engine: Engine) -> None:
         limit = FORCED_DRAIN if self._forced else DRAIN

@@ -12,6 +12,7 @@
      │   ├─ TaskNotTerminated       remove before terminate                        → 409
      │   └─ IllegalTransition       a change would move a task backwards           → 409
      ├─ ShuttingDown                the daemon accepts no new work                 → 503
+     ├─ ShutdownUnsafe              asked to be refused if tasks do not survive    → 409, JSON
      ├─ StoreError                  a record could not be written or read          → 500
      ├─ ResourceError               a GPU, volume, key or mount could not be had   → 500
      │   └─ NoCapacity              not enough idle GPUs
@@ -37,6 +38,8 @@ The API turns them into statuses in one place (``api/errors.py``).
 """
 
 from __future__ import annotations
+
+from dstack_shim_contracts.api import ShutdownRefusal
 
 
 class ShimError(Exception):
@@ -77,6 +80,14 @@ class IllegalTransition(TaskError):
 
 class ShuttingDown(ShimError):
     """The daemon is going away and accepts no new work: ask its successor."""
+
+
+class ShutdownUnsafe(ShimError):
+    """A shutdown that is to happen only if it is safe is not; ``refusal`` lists why."""
+
+    def __init__(self, refusal: ShutdownRefusal) -> None:
+        super().__init__(", ".join(item.why for item in refusal.in_the_way))
+        self.refusal = refusal
 
 
 class StoreError(ShimError):

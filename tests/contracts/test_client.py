@@ -20,6 +20,8 @@ from dstack_shim_contracts.api import (
     HealthcheckResponse,
     InstanceHealth,
     InstanceInfo,
+    Obstacle,
+    ShutdownRefusal,
     ShutdownRequest,
     TaskConfig,
     TaskInfo,
@@ -32,6 +34,7 @@ from dstack_shim_contracts.errors import (
     ClientError,
     ShimResponseError,
     ShimUnreachable,
+    ShutdownRefused,
     UnexpectedAnswer,
 )
 from dstack_shim_contracts.statuses import TaskStatus
@@ -101,6 +104,11 @@ def test_the_task_list_comes_back_as_its_items(shim: respx.MockRouter, client: S
             {"force": True},
         ),
         (
+            "/api/shutdown",
+            lambda client: client.shutdown(ShutdownRequest(only_if_safe=True)),
+            {"force": False, "only_if_safe": True},
+        ),
+        (
             "/api/components/install",
             lambda client: client.install_component(ComponentInstallRequest("dstack-shim", "u")),
             {"name": "dstack-shim", "url": "u"},
@@ -120,6 +128,28 @@ def test_a_body_is_sent_as_json(
     request = route.calls.last.request
     assert request.headers["content-type"] == "application/json"
     assert json.loads(request.content) == body
+
+
+def test_a_guarded_shutdown_that_is_refused_says_what_is_in_the_way(
+    shim: respx.MockRouter, client: ShimClient
+) -> None:
+    refusal = ShutdownRefusal((Obstacle("task", "t1", "pulling", "task t1 is pulling"),))
+    refused = httpx.Response(409, content=encode(refusal))
+    shim.post("/api/shutdown").mock(return_value=refused)
+    with pytest.raises(ShutdownRefused, match="409: task t1 is pulling") as caught:
+        client.shutdown(ShutdownRequest(only_if_safe=True))
+    assert caught.value.refusal == refusal
+    with pytest.raises(ShimResponseError) as plain:
+        client.shutdown()
+    assert not isinstance(plain.value, ShutdownRefused)
+
+
+def test_a_refusal_that_lists_nothing_readable_is_unexpected(
+    shim: respx.MockRouter, client: ShimClient
+) -> None:
+    shim.post("/api/shutdown").mock(return_value=httpx.Response(409, text="busy\n"))
+    with pytest.raises(UnexpectedAnswer, match="409"):
+        client.shutdown(ShutdownRequest(only_if_safe=True))
 
 
 def test_a_submit_sends_the_credentials(shim: respx.MockRouter, client: ShimClient) -> None:

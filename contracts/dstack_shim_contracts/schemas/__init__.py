@@ -35,6 +35,7 @@ SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
         for shape in (
             Shape("healthcheck", api.HealthcheckResponse, lenient=False),
             Shape("shutdown", api.ShutdownRequest, lenient=True),
+            Shape("shutdown-refusal", api.ShutdownRefusal, lenient=False),
             Shape("instance-health", api.InstanceHealth, lenient=False),
             Shape("instance-info", api.InstanceInfo, lenient=False),
             Shape("components", api.Components, lenient=False),

@@ -28,8 +28,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from dstack_shim.api.bodies import json_answer, read_body
-from dstack_shim.api.errors import on_http, on_known, on_unknown, text
-from dstack_shim.errors import ShimError
+from dstack_shim.api.errors import on_http, on_known, on_unknown, on_unsafe, text
+from dstack_shim.errors import ShimError, ShutdownUnsafe
 
 T = TypeVar("T")
 _PROMETHEUS = "text/plain; version=0.0.4"
@@ -83,8 +83,11 @@ class Shim(Protocol):
     def instance_info(self) -> InstanceInfo:
         """Which GPUs this instance has."""
 
-    def shut_down(self, *, force: bool) -> None:
-        """Begin to go away; called again it only adds force."""
+    async def shut_down(self, *, force: bool, only_if_safe: bool = False) -> None:
+        """Begin to go away or to be replaced; called again it only adds force.
+
+        Raises ``ShutdownUnsafe`` if it is to be safe and is not.
+        """
 
 
 def make_app(shim: Shim) -> Starlette:
@@ -105,6 +108,7 @@ def make_app(shim: Shim) -> Starlette:
             _route("/metrics/tasks/{id}", GET=api.task_metrics),
         ],
         exception_handlers={
+            ShutdownUnsafe: on_unsafe,
             ShimError: on_known,
             BodyError: on_known,
             HTTPException: on_http,
@@ -138,7 +142,7 @@ class _Api:
 
     async def shutdown(self, request: Request) -> Response:
         body = await read_body(request, ShutdownRequest)
-        self._shim.shut_down(force=body.force)
+        await self._shim.shut_down(force=body.force, only_if_safe=body.only_if_safe)
         return text(200, "")
 
     async def components(self, _: Request) -> Response:

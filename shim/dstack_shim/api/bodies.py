@@ -40,6 +40,6 @@ async def read_body(request: Request, shape: type[T]) -> T:
     return decode(shape, bytes(raw))
 
 
-def json_answer(model: object) -> Response:
-    """200 with the model as JSON."""
-    return Response(encode(model), media_type="application/json")
+def json_answer(model: object, *, status: int = 200) -> Response:
+    """The model as JSON."""
+    return Response(encode(model), status_code=status, media_type="application/json")

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from dstack_shim import errors
+from dstack_shim.api.bodies import json_answer
 from dstack_shim.log import event_log
 
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (
@@ -41,6 +42,13 @@ async def on_known(request: Request, error: Exception) -> Response:
         error=error,
     )
     return text(status, str(error))
+
+
+async def on_unsafe(request: Request, error: Exception) -> Response:
+    """Answer a shutdown that is not safe with the list of what is in the way."""
+    assert isinstance(error, errors.ShutdownUnsafe)
+    event_log().info("api.refused", path=request.url.path, status=409, error=error)
+    return json_answer(error.refusal, status=409)
 
 
 async def on_http(_: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from dstack_shim_contracts.api import TaskConfig, TaskInfo, TaskListItem
 from dstack_shim_contracts.naming import container_name
+from dstack_shim_contracts.statuses import TaskStatus
 
 from dstack_shim.clock import Clock
 from dstack_shim.errors import ShuttingDown, TaskExists
@@ -53,7 +54,7 @@ class Core:
         self._clock = clock
         self._written_by = written_by
         self._log = log
-        self._draining = False
+        self._held = False
         self._running: set[asyncio.Task[Any]] = set()
 
     async def restore(self) -> None:
@@ -72,7 +73,7 @@ class Core:
         Raises ``TaskExists``, ``ShuttingDown``, ``StoreError``; nothing is left then.
         """
         async with self.book.submit_lock:
-            if self._draining:
+            if self._held:
                 raise ShuttingDown("the shim is shutting down; submit again when it is back")
             await self._make_way(config.id)
             config = config.with_defaults()
@@ -132,14 +133,35 @@ class Core:
         task.add_done_callback(self._running.discard)
         return task
 
+    def hold(self) -> None:
+        """Accept no task from now on."""
+        self._held = True
+
+    def admit(self) -> None:
+        """Accept tasks again."""
+        self._held = False
+
+    async def hold_if(self, safe: frozenset[TaskStatus]) -> tuple[TaskListItem, ...]:
+        """Accept no task from now on if all that are known are in one of these statuses.
+
+        Else return the others, and go on. Decided under the lock that submits take: none is
+        accepted between the look and the hold.
+        """
+        async with self.book.submit_lock:
+            unsafe = tuple(item for item in self.list() if item.status not in safe)
+            if not unsafe:
+                self.hold()
+            return unsafe
+
     async def drain(self, limit: float) -> None:
         """Accept nothing new, stop the pulls, and give what is under way ``limit`` seconds.
 
         A pull that is cut short ends its task with a recorded reason; what is not done in time
         is left to the restart, as after a crash.
         """
+        self.hold()
         async with self.book.submit_lock:
-            self._draining = True
+            pass  # a submit under way is accepted, and its start is among those that are stopped
         for entry in self.book:
             if entry.starting:
                 entry.cancel_start("the shim was stopped")

@@ -14,6 +14,8 @@ from dstack_shim_contracts.api import (
     HealthcheckResponse,
     InstanceHealth,
     InstanceInfo,
+    Obstacle,
+    ShutdownRefusal,
     TaskConfig,
     TaskInfo,
     TaskListItem,
@@ -84,8 +86,8 @@ class StandIn:
     def instance_info(self) -> InstanceInfo:
         return InstanceInfo()
 
-    def shut_down(self, *, force: bool) -> None:
-        self._note("shut down", force)
+    async def shut_down(self, *, force: bool, only_if_safe: bool = False) -> None:
+        self._note("shut down", force, only_if_safe)
 
 
 @pytest.fixture
@@ -278,4 +280,19 @@ async def test_a_negative_timeout_names_the_field(client: httpx.AsyncClient) -> 
 
 async def test_shutdown_hands_on_force(client: httpx.AsyncClient, shim: StandIn) -> None:
     await client.post("/api/shutdown", json={"force": True})
-    assert shim.asked == [("shut down", True)]
+    await client.post("/api/shutdown", json={"only_if_safe": True})
+    assert shim.asked == [("shut down", True, False), ("shut down", False, True)]
+
+
+async def test_a_shutdown_that_is_not_safe_is_409_with_what_is_in_the_way(
+    client: httpx.AsyncClient, shim: StandIn
+) -> None:
+    obstacle = Obstacle("task", "t1", "pulling", "task t1 is pulling")
+    shim.error = errors.ShutdownUnsafe(ShutdownRefusal((obstacle,)))
+    answer = await client.post("/api/shutdown", json={"only_if_safe": True})
+    assert (answer.status_code, answer.headers["content-type"]) == (409, "application/json")
+    assert answer.json() == {
+        "in_the_way": [
+            {"kind": "task", "id": "t1", "status": "pulling", "why": "task t1 is pulling"}
+        ]
+    }

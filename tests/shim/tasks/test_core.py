@@ -103,6 +103,53 @@ def test_a_shim_that_goes_away_accepts_nothing_and_says_so(host: Stage) -> None:
     host.play(scene)
 
 
+def test_a_held_shim_accepts_nothing_until_it_admits_again(host: Stage) -> None:
+    async def scene() -> None:
+        host.core.hold()
+        with pytest.raises(ShuttingDown):
+            await host.submit(config())
+        host.core.admit()
+        await host.submit(config())
+
+    host.play(scene)
+
+
+def test_it_holds_only_if_every_task_is_in_a_safe_status(host: Stage) -> None:
+    safe = frozenset({TaskStatus.RUNNING, TaskStatus.TERMINATED})
+
+    async def scene() -> None:
+        await host.submit(config("t1", gpu=0))
+        await host.started("t1")
+        held = host.script.hold("create")
+        await host.submit(config("t2", gpu=0))
+        await held.reached.wait()
+        assert [task.id for task in await host.core.hold_if(safe)] == ["t2"]
+        held.let_go()
+        await host.started("t2")
+        await host.submit(config("t3", gpu=0))  # it was not held
+        await host.started("t3")
+        assert await host.core.hold_if(safe) == ()
+        with pytest.raises(ShuttingDown):
+            await host.submit(config("t4", gpu=0))
+
+    host.play(scene)
+
+
+def test_no_submit_slips_in_between_the_look_and_the_hold(host: Stage) -> None:
+    async def scene() -> None:
+        held = host.script.hold("records.create")
+        submit = asyncio.ensure_future(host.submit(config()))
+        await held.reached.wait()
+        guard = asyncio.ensure_future(host.core.hold_if(frozenset({TaskStatus.TERMINATED})))
+        await asyncio.sleep(1)
+        assert not guard.done()
+        held.let_go()
+        assert [task.id for task in await guard] == ["t1"]
+        await submit
+
+    host.play(scene)
+
+
 def test_what_nobody_submitted_is_not_found(host: Stage) -> None:
     async def scene() -> None:
         with pytest.raises(TaskNotFound, match="t1"):
