@@ -120,6 +120,13 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The pages as a site in build/site; a broken link or an unlisted page fails."""
+    quiet = {"NO_MKDOCS_2_WARNING": "1"}  # the theme's notice of its successor, at every run
+    session.run(sys.executable, "-m", "mkdocs", "build", *session.posargs, external=True, env=quiet)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Put the coverage of the runs before together and hold it against its bounds."""
     _run(session, "-m", "tools.coverage_bounds")

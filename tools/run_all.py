@@ -48,7 +48,7 @@ def steps(command: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
         (("build",),),
         (
             # About as long as each other on two cores.
-            ("lint", "types", *FAST),
+            ("lint", "types", "docs", *FAST),
             ("releases", "engine", "server", "demo", "package", *long),
         ),
         (("coverage",),),
