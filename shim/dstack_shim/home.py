@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from dstack_shim.errors import HomeLocked, StartupError
@@ -46,3 +47,31 @@ def lock_home(home: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def holder(home: Path) -> int | None:
+    """The process id of the shim that holds the lock, None if nobody does; takes no lock.
+
+    Asked of the kernel, since the number in the file outlives a shim that was killed.
+
+    Raises ``StartupError`` if it cannot be told, for want of permission say.
+    """
+    path = home / LOCK
+    try:
+        text = path.read_bytes()[:32].decode("ascii", "replace").strip()
+        if not text.isdecimal():
+            return None
+        return int(text) if _is_locked_by(int(text), path) else None
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # there is no such file, or no such process any more
+    except OSError as error:
+        raise StartupError(f"cannot tell who holds {path}: {error.strerror}") from error
+
+
+def _is_locked_by(pid: int, path: Path) -> bool:
+    for opened in Path("/proc", str(pid), "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if opened.samefile(path):
+                # A "lock:" line stands there for each lock of the open file, see proc(5).
+                return "FLOCK" in (opened.parents[1] / "fdinfo" / opened.name).read_text()
+    return False

@@ -104,6 +104,10 @@ class Settings:
                 raise UsageError(f"--{flag}: {port} is not a port; expected 1-65535")
 
 
+DOCTOR = "doctor"
+"""The command that looks instead of serving."""
+
+
 @attrs.frozen
 class Invocation:
     """A command line, read: what is wanted, and the words that were no flags."""
@@ -111,11 +115,25 @@ class Invocation:
     settings: Settings
     version: bool = False
     help: bool = False
+    json: bool = False
+    """Print for programs; of commands alone."""
     words: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command, "" for the daemon: dstack's own shim ignores words it does not know."""
+        return DOCTOR if self.words[:1] == (DOCTOR,) else ""
 
 
 _FLAGS: Mapping[str, attrs.Attribute[Any]] = {
     flag: field for field in attrs.fields(Settings) for flag in field.metadata["flags"]
+}
+_SWITCHES: Mapping[str, str] = {
+    "version": "version",
+    "v": "version",
+    "help": "help",
+    "h": "help",
+    "json": "json",
 }
 
 
@@ -129,7 +147,7 @@ def read_invocation(argv: list[str], environ: Mapping[str, str]) -> Invocation:
     Raises ``UsageError`` naming the flag or variable and what was expected.
     """
     given, switches, words = _read_flags(argv)
-    if switches:
+    if switches & {"version", "help"}:
         return Invocation(
             Settings(), version="version" in switches, help="help" in switches, words=words
         )
@@ -144,7 +162,10 @@ def read_invocation(argv: list[str], environ: Mapping[str, str]) -> Invocation:
                 values[field.name] = value
     settings = Settings(**values)  # type: ignore[arg-type]  # each value was read for its field
     settings.check()
-    return Invocation(settings, words=words)
+    invocation = Invocation(settings, json="json" in switches, words=words)
+    if invocation.json and not invocation.command:
+        raise UsageError(f"--json is a flag of {DOCTOR}; see --help")
+    return invocation
 
 
 def _read_flags(argv: list[str]) -> tuple[dict[str, object], set[str], tuple[str, ...]]:
@@ -161,8 +182,8 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, object], set[str], tuple[str
                 break
             continue
         name, value = found.group(1), found.group(2)
-        if name in ("version", "v", "help", "h"):
-            switches.add("version" if name.startswith("v") else "help")
+        if name in _SWITCHES:
+            switches.add(_SWITCHES[name])
             continue
         field = _FLAGS.get(name)
         if field is None:
@@ -207,9 +228,13 @@ def usage() -> str:
     """The help text: every flag with its variable and default."""
     lines = [
         "usage: dstack-shim [flags]",
+        f"       dstack-shim {DOCTOR} [--json] [flags]",
         "",
         "Runs dstack jobs on this host as Docker containers. Flags may be -flag or --flag; each",
         "has an environment variable, which it overrides.",
+        "",
+        f"{DOCTOR} changes nothing: it tells what a start on the same home would do. It exits with",
+        "0 if every task would be kept, 1 if there is something to look at, 2 if it cannot tell.",
         "",
     ]
     for field in attrs.fields(Settings):

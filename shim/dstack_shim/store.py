@@ -75,6 +75,8 @@ class Store:
         What is read is certain to survive a power cut: a crash may have come between a rename
         and its flush, and what a restarted shim answers rests on what it reads here.
         """
+        if not os.path.lexists(self._runners):
+            return ()  # no shim has run on this home yet
         with _as_store_error("list", self._runners), os.scandir(self._runners) as entries:
             names = sorted(
                 entry.name
@@ -84,6 +86,14 @@ class Store:
         found = tuple(self._found(name) for name in names)
         self._make_certain(self._runners)
         return found
+
+    def set_aside_before(self) -> tuple[str, ...]:
+        """The damaged records that were set aside and nobody has looked at: directory/name."""
+        with _as_store_error("list", self._runners):
+            return tuple(
+                f"{path.parent.name}/{path.name}"
+                for path in sorted(self._runners.glob(f"*/{_DAMAGED}*"))
+            )
 
     def create(self, dir: str, record: TaskRecord) -> None:
         """Make the task directory with its record and ``runner/``, flushed; nothing on an error.

@@ -131,3 +131,20 @@ def test_the_help_names_every_flag_and_variable() -> None:
         assert flag in text
     for variable in ("$DSTACK_SHIM_HOME", "$PJRT_DEVICE", "$DSTACK_SERVICE_MODE"):
         assert variable in text
+
+
+def test_the_first_word_names_a_command_only_if_it_is_one() -> None:
+    assert read_invocation(["doctor"], {}).command == "doctor"
+    assert read_invocation(["--service", "doctor", "--json"], {}).json
+    assert read_invocation(["ps", "doctor"], {}).command == ""
+
+
+def test_json_is_of_commands_alone() -> None:
+    with pytest.raises(UsageError, match="--json"):
+        read_invocation(["--json"], {})
+
+
+@pytest.mark.parametrize("words", [["doctor", "--version"], ["--json", "--help", "doctor"]])
+def test_version_and_help_come_before_any_command(words: list[str]) -> None:
+    invocation = read_invocation(words, {})
+    assert invocation.version or invocation.help

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import attrs
-from dstack_shim_contracts.record import TaskRecord
 
 from dstack_shim.engine.protocol import Container, ContainerDetails, Engine
 from dstack_shim.errors import (
     ContainerNotFound,
     EngineError,
-    ResourceError,
     StoreError,
     TaskNotFound,
 )
@@ -22,12 +20,9 @@ from dstack_shim.records import Records
 from dstack_shim.resources.gpus import GpuLocks
 from dstack_shim.resources.protocol import Blocking
 from dstack_shim.tasks.book import Book
-from dstack_shim.tasks.recovery import HostFacts, Plan, Restore, doubtful, plan
+from dstack_shim.tasks.recovery import HostFacts, Plan, Restore, plan
+from dstack_shim.tasks.survey import ConfirmKeys, survey
 from dstack_shim.tasks.task import Task, with_gpus
-
-ConfirmKeys = Callable[[TaskRecord], Awaitable["tuple[str, ...]"]]
-"""Those of the record's keys that stand on our lines of the user's authorized_keys already.
-Raises ``ResourceError``."""
 
 
 class Restorer:
@@ -60,16 +55,15 @@ class Restorer:
 
         Raises ``EngineError`` and ``StoreError``.
         """
-        # Records first: a container made by nobody else meanwhile is impossible (the home is
-        # locked), and a record without its container would only be looked at once more.
-        found = await self._blocking(self._records.scan)
-        containers = await self._engine.list_task_containers()
-        confirmed = {
-            item.name: await self._confirmed(item.record)
-            for item in doubtful(found, containers, self._home)
-            if item.record is not None
-        }
-        return plan(found, containers, self._home, HostFacts(confirmed))
+        found = await survey(
+            self._records,
+            self._engine,
+            self._confirm_keys,
+            self._blocking,
+            self._home,
+            self._log,
+        )
+        return found.plan()
 
     async def carry_out(self, todo: Plan) -> None:
         """Do it. One task that cannot be restored never costs another."""
@@ -150,13 +144,6 @@ class Restorer:
         except EngineError as error:
             self._log.error("gpus.unknown", task=task.id, error=error)
             return None
-
-    async def _confirmed(self, record: TaskRecord) -> tuple[str, ...]:
-        try:
-            return await self._confirm_keys(record)
-        except ResourceError as error:
-            self._log.error("host_keys.unknown", task=record.id, error=error)
-            return ()
 
     async def _discard_output(self, dir: str) -> None:
         try:
