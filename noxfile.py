@@ -106,6 +106,13 @@ def conformance(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Readers of foreign bytes under coverage-guided noise, until the time is up or one falls."""
+    python = interpreters.environment(interpreters.RUNNING, "fuzz", "atheris==3.0.0")
+    session.run(str(python), "-m", "tests.fuzz", *session.posargs, external=True)
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """The whole path, told as a timeline."""
     _make_release_environments(session, "0.21.2")
@@ -123,7 +130,9 @@ def build(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The pages as a site in build/site; a broken link or an unlisted page fails."""
     quiet = {"NO_MKDOCS_2_WARNING": "1"}  # the theme's notice of its successor, at every run
-    session.run(sys.executable, "-m", "mkdocs", "build", *session.posargs, external=True, env=quiet)
+    session.run(
+        sys.executable, "-m", "mkdocs", "build", *session.posargs, external=True, env=quiet
+    )
 
 
 @nox.session

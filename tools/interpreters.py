@@ -28,19 +28,20 @@ def interpreters() -> dict[str, Path]:
     return {version: path for version, path in found.items() if path}
 
 
-def environment(version: str) -> Path:
-    """The Python of an environment of ``version``, made if need be.
+def environment(version: str, name: str = "", *more: str) -> Path:
+    """The Python of an environment of ``version``, made if need be; with ``more`` requirements
+    in it, an environment of its own that is called ``name``.
 
     Raises ``KeyError`` if this machine has no such interpreter, ``CalledProcessError`` if the
     environment cannot be made (no network, for one).
     """
-    if version == RUNNING:
+    if version == RUNNING and not more:
         return Path(sys.executable)
     interpreter = interpreters()[version]
-    folder = ROOT / "build" / "env" / version
+    folder = ROOT / "build" / "env" / (name or version)
     python = folder / "bin" / "python"
     stamp = folder / "made-from"
-    wanted = _made_from(interpreter)
+    wanted = _made_from(interpreter) + "".join(f"{item}\n" for item in more)
     if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
     shutil.rmtree(folder, ignore_errors=True)
@@ -48,6 +49,8 @@ def environment(version: str) -> Path:
     uv("pip", "install", "--python", python, "--require-hashes", "-r", "constraints.txt")
     editable = [word for package in PACKAGES for word in ("-e", package)]
     uv("pip", "install", "--python", python, "--no-deps", "--no-build-isolation", *editable)
+    if more:
+        uv("pip", "install", "--python", python, *more)
     stamp.write_text(wanted, encoding="utf-8")
     return python
 
