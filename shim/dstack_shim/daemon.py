@@ -41,8 +41,8 @@ from dstack_shim_contracts.features import FEATURES
 from dstack_shim_contracts.gate import decide
 
 from dstack_shim import build
+from dstack_shim.api.access import AccessCheck
 from dstack_shim.api.app import make_app
-from dstack_shim.api.guard import Guard
 from dstack_shim.api.server import Server, listen
 from dstack_shim.cancelling import to_its_end
 from dstack_shim.clock import Clock, SystemClock
@@ -159,9 +159,9 @@ class Daemon:
         finally:
             await self._go(server, step, engine)
 
-    def _guarded(self) -> Guard:
+    def _guarded(self) -> AccessCheck:
         answers_jobs = self._settings.answer_jobs
-        return Guard(make_app(self), None if answers_jobs else Callers())
+        return AccessCheck(make_app(self), None if answers_jobs else Callers())
 
     async def _check_components(self) -> None:
         await self._components.check_at_start()

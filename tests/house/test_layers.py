@@ -28,7 +28,7 @@ ORDER = (
     *("errors", "build", "clock", "cancelling", "log", "records", "staged"),
     *("settings", "home", "host", "store", "resources", "engine", "tasks"),
     *("installed", "download", "components", "recipe", "instance", "wiring"),
-    *("api", "daemon", "cli", "__main__"),
+    *("guard", "doctor", "api", "daemon", "cli", "__main__"),
 )
 # What only some rooms may know of the world outside.
 ONLY_IN = {

@@ -18,7 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from dstack_shim.api.guard import Connection
+from dstack_shim.api.access import Connection
 from dstack_shim.errors import StartupError
 
 HOST = "127.0.0.1"

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from dstack_shim.api.guard import Guard
+from dstack_shim.api.access import AccessCheck
 from dstack_shim.api.server import Server, listen
 from dstack_shim.host.callers import Address, Caller, Callers
 from tests.shim.api.test_server import free_port
@@ -42,7 +42,7 @@ async def here(_: Request) -> Response:
 async def served(callers: Callers | None) -> AsyncIterator[httpx.AsyncClient]:
     app = Starlette(routes=[Route("/api/healthcheck", here), Route("/api/tasks", here)])
     with listen(free_port()) as sock:
-        server = Server(Guard(app, callers), sock)
+        server = Server(AccessCheck(app, callers), sock)
         server.start()
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -21,7 +21,7 @@ _OUR_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _MADE_FOR = "caller"  # the key of a connection's state
 
 
-class Guard:
+class AccessCheck:
     """Answers 403 instead of passing a request on to ``app``.
 
     ``callers`` None lets jobs ask, too.
