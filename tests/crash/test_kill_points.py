@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import attrs
 import pytest
 
-from tests.crash import evidence, tool_points
+from tests import evidence
+from tests.crash import tool_points
 from tests.crash.kill_points import LIVES, WORKER, Outcome, Point, Trials, choose
 from tests.crash.stage import Stage
 from tests.crash.start_points import SITUATIONS, Starts

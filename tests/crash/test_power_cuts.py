@@ -9,7 +9,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from tests.crash import evidence
+from tests import evidence
 from tests.crash.power import KINDS, Boot, Disk, PowerCuts
 from tests.crash.stage import Stage
 from tests.lab.engine import PrivateEngine

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.crash import evidence
+from tests import evidence
 from tests.crash.soak import Churn
 from tests.crash.stage import Stage
 

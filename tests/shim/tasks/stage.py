@@ -131,6 +131,7 @@ class Stage:
         self.log: list[str] = []
         self.broken: list[str] = []
         self.boot = BOOT
+        self.all_gpus: tuple[str, ...] = GPUS
         self.engine = StageEngine(clock=self.clock, faults=self.script)
         self.process = Owner()
         self.store = Store(home, SimLog(self.log.append, self.broken.append))
@@ -154,7 +155,7 @@ class Stage:
     def begin(self) -> None:
         """A new process, nothing restored yet."""
         self.process = Owner()
-        self.gpus = GpuLocks(GPUS)
+        self.gpus = GpuLocks(self.all_gpus)
         self.store.open()
         log = SimLog(self.log.append, self.broken.append)
         self.core = self.process.context.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[2] / "build" / "evidence"
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "evidence"
 
 
 def write(name: str, *, full: bool, **counts: object) -> None:
