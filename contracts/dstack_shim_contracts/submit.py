@@ -23,6 +23,9 @@ MAX_ITEMS: Final = 1000
 """Of any list. Items are cheap to send and grow when their defaults are written out: without a
 bound a body of 1 MiB could become a record too large to be read back."""
 
+MAX_CPU: Final = 9_223_372_036
+"""Engines count billionths of a core in 64 bits."""
+
 NETWORK_MODES: Final = ("", "host", "bridge")
 
 _ENGINE_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
@@ -65,6 +68,8 @@ def _check_amounts(config: TaskConfig) -> None:
     for field in ("cpu", "memory", "shm_size"):
         if getattr(config, field) < 0:
             raise BodyError(field, "a number not below 0")
+    if config.cpu > MAX_CPU:
+        raise BodyError("cpu", f"a number not above {MAX_CPU}")
     if config.gpu < -1:
         raise BodyError("gpu", "-1 for all idle GPUs, or a number of them")
     if config.network_mode not in NETWORK_MODES:

@@ -182,9 +182,16 @@ def test_other_networks_are_refused(value: str, refuses: Refuses) -> None:
 
 @row("A52")
 @pytest.mark.parametrize(
-    ("field", "value"), [("cpu", -0.5), ("memory", -1), ("shm_size", -64), ("memory", -(2**70))]
+    ("field", "value"),
+    [
+        ("cpu", -0.5),
+        ("cpu", 1e300),
+        ("memory", -1),
+        ("shm_size", -64),
+        ("memory", -(2**70)),
+    ],
 )
-def test_negative_limits_are_refused(field: str, value: float, refuses: Refuses) -> None:
+def test_impossible_limits_are_refused(field: str, value: float, refuses: Refuses) -> None:
     refuses(field, **{field: value})
 
 

@@ -114,7 +114,8 @@ def _of_type(kind: str, schema: dict[str, Any], root: dict[str, Any]) -> st.Sear
     if kind == "integer":
         return st.integers(schema["minimum"], schema["maximum"])
     if kind == "number":
-        return st.floats(schema.get("minimum"), allow_nan=False, allow_infinity=False)
+        bounds = schema.get("minimum"), schema.get("maximum")
+        return st.floats(*bounds, allow_nan=False, allow_infinity=False)
     return {"boolean": st.booleans(), "null": st.none()}[kind]
 
 

@@ -20,6 +20,7 @@ from dstack_shim_contracts.record import READER, VERSION, TaskRecord, read_recor
 from dstack_shim_contracts.schemas import SHAPES, Shape, load
 from dstack_shim_contracts.shapes import INT_MAX, INT_MIN, keys_of, unstructure
 from dstack_shim_contracts.submit import (
+    MAX_CPU,
     MAX_ID_LENGTH,
     MAX_ITEMS,
     MAX_NAME_LENGTH,
@@ -59,7 +60,7 @@ SUBMIT_RULES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("TaskConfig", "image_name"): {"type": "string", "minLength": 1, "pattern": NO_NUL},
     ("TaskConfig", "gpu"): {**OPTIONAL_INT, "minimum": -1},
-    ("TaskConfig", "cpu"): {"type": ["number", "null"], "minimum": 0},
+    ("TaskConfig", "cpu"): {"type": ["number", "null"], "minimum": 0, "maximum": MAX_CPU},
     ("TaskConfig", "memory"): {**OPTIONAL_INT, "minimum": 0},
     ("TaskConfig", "shm_size"): {**OPTIONAL_INT, "minimum": 0},
     ("TaskConfig", "network_mode"): {"enum": ["", "host", "bridge", None]},

@@ -16,7 +16,7 @@ from dstack_shim_contracts.api import (
 )
 from dstack_shim_contracts.codec import validate_submit
 from dstack_shim_contracts.errors import BodyError
-from dstack_shim_contracts.submit import MAX_ITEMS
+from dstack_shim_contracts.submit import MAX_CPU, MAX_ITEMS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,6 +76,12 @@ def test_a_name_engines_take_is_fine(name: str) -> None:
 def test_amounts_are_not_negative(field: str) -> None:
     validate_submit(changed(**{field: 0}))
     assert str(error_of(changed(**{field: -1}))) == f"{field}: expected a number not below 0"
+
+
+@pytest.mark.parametrize("cpu", [MAX_CPU + 1, 1e19, 1e308])
+def test_cores_fit_the_engines_64_bits(cpu: float) -> None:
+    validate_submit(changed(cpu=MAX_CPU))
+    assert str(error_of(changed(cpu=cpu))) == "cpu: expected a number not above 9223372036"
 
 
 @pytest.mark.parametrize("gpu", [-2, -(2**63)])

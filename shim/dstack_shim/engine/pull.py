@@ -74,7 +74,7 @@ def _count(layer: _Layer, status: str, current: int, total: int) -> None:
         layer.downloaded = max(layer.downloaded, current)
     if status == "Extracting":
         layer.extracted = max(layer.extracted, current)
-    if status in ("Download complete", "Pull complete"):
+    if status in ("Download complete", "Extracting", "Pull complete"):
         layer.downloaded = max(layer.downloaded, layer.total)
     if status == "Pull complete":
         layer.extracted = max(layer.extracted, layer.total)
