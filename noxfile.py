@@ -100,9 +100,13 @@ def server(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """The black-box suite; `-- --shim FILE` judges another shim."""
-    ours = [] if "--shim" in session.posargs else ["--shim", "dist/dstack-shim"]
-    _pytest(session, "conformance", "tests/conformance", *ours, *session.posargs, sandbox=True)
+    """The black-box suite; `-- --shim FILE` judges another shim. `./dev test` runs its sample."""
+    chosen = list(session.posargs)
+    if not any(word.split("=")[0] == "--shim" for word in chosen):
+        chosen += ["--shim", _built(session)["DSTACK_SHIM_FILE"]]
+    if "DSTACK_SHIM_COUNTS" in os.environ and not os.environ.get("DSTACK_SHIM_FULL"):
+        chosen += ["--sample"]
+    _pytest(session, "conformance", "tests/conformance", *chosen, sandbox=True)
 
 
 @nox.session

@@ -36,7 +36,7 @@ FAST = sorted(
 )
 LIMIT = {"test": 900.0, "prove": 4 * 3600.0}  # seconds for one session
 # In `prove` only: what would not fit in the 15 minutes of `test`. Each can be run by its name.
-LONG = ("crash", "conformance")
+LONG = ("crash",)
 
 
 def steps(command: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
@@ -49,7 +49,7 @@ def steps(command: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
         (
             # About as long as each other on two cores.
             ("lint", "types", "docs", *FAST),
-            ("releases", "engine", "server", "demo", "package", *long),
+            ("releases", "engine", "conformance", "server", "demo", "package", *long),
         ),
         (("coverage",),),
     )

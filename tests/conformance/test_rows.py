@@ -19,6 +19,7 @@ from tests.conformance.rows import (
     is_beyond,
     read_rows,
 )
+from tests.conformance.sample import SAMPLE
 
 HERE = Path(__file__).parent
 # Besides the standard library: an HTTP client, an engine client, the runner of tests, and the
@@ -31,6 +32,8 @@ ALLOWED = {
     "tests.eventually",
     "tests.lab",
 }
+
+ABOUT_THE_SUITE = {"test_faults.py", "test_rows.py", "test_watch.py"}
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +64,24 @@ def test_every_section_has_a_dozen_cases_and_the_whole_150(cases: list[pytest.It
     assert counts.total() >= 150
 
 
+def test_the_sample_names_cases_of_every_section(cases: list[pytest.Item]) -> None:
+    named = {(file, name) for file, names in SAMPLE.items() for name in names}
+    chosen = [item for item in cases if _place(item) in named]
+    assert {_place(item) for item in chosen} == named
+    counts = Counter(cited_by(item)[0].section for item in chosen)
+    assert min(counts[letter] for letter in SECTIONS) >= 5
+
+
+def _place(item: pytest.Item) -> tuple[str, str]:
+    return item.path.name, str(getattr(item, "originalname", item.name))
+
+
 def test_every_case_cites_a_row(request: pytest.FixtureRequest) -> None:
     uncited = [
         item.nodeid
         for item in request.config.stash[COLLECTED]
         if item.path.parent == HERE
-        and item.path.name not in {Path(__file__).name, "test_faults.py"}
+        and item.path.name not in ABOUT_THE_SUITE
         and not cited_by(item)
     ]
     assert uncited == []
