@@ -10,26 +10,32 @@ one fault does not fail its neighbours.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
+import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import docker
 import httpx
 import pytest
 
+from tests.conformance import disks
 from tests.conformance.engine import Wire
 from tests.conformance.images import Images
 from tests.conformance.instance import VOLUMES, Instance, command, mounts_below
 from tests.conformance.old_layouts import OldTask, make_old_task
 from tests.conformance.pulls import Stream, layer, scripted
 from tests.conformance.rows import cited_by, is_beyond
+from tests.conformance.sample import is_in_sample
+from tests.conformance.secrets import Watch, watching
 from tests.conformance.shim import Setting, Shim, Task
 from tests.conformance.table import Table
 from tests.conformance.web import Web
@@ -41,6 +47,9 @@ from tests.lab.images import write_runner
 TASK_LABEL = "ai.dstack.shim.is-task=true"
 RUNNER_VERSION = "0.22.5"
 
+# The address of an engine to use instead of starting one: a run inside a run (test_faults).
+BORROWED_ENGINE = "DSTACK_CONFORMANCE_ENGINE"
+
 # Every item of the run before any was deselected: the suite's own tests look at all cases.
 COLLECTED = pytest.StashKey[tuple[pytest.Item, ...]]()
 
@@ -49,13 +58,16 @@ MakeShim = Callable[..., Shim]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shim", help="the shim executable to judge")
+    parser.addoption(
+        "--sample", action="store_true", help="a few cases of each section (see sample.py)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rows(*ids): rows of docs/protocol.md that a case checks")
     config.addinivalue_line("markers", "beyond: a rule a stock shim may break on purpose")
     config.addinivalue_line(
-        "markers", "last: runs after all others, by when enough time has passed"
+        "markers", "last(order): runs after all others, by when everything else has happened"
     )
     config.pluginmanager.register(Table(), "conformance-table")
 
@@ -66,7 +78,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_beyond(cited_by(item)):
             item.add_marker(pytest.mark.beyond)
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+    if config.getoption("--sample"):
+        _keep(config, items, [item for item in items if is_in_sample(item.path.name, _name(item))])
+    items.sort(key=_place_at_the_end)
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def _name(item: pytest.Item) -> str:
+    return str(getattr(item, "originalname", item.name))
+
+
+def _place_at_the_end(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("last")
+    return int(mark.args[0]) if mark else 0
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +102,7 @@ def executable(request: pytest.FixtureRequest) -> Path:
     given = request.config.getoption("--shim")
     if not given:
         pytest.skip("no --shim PATH given: nothing to judge")
-    return Path(given).resolve(strict=True)
+    return Path(os.environ.get("DEV_CALLER_DIR", "."), given).resolve(strict=True)
 
 
 @pytest.fixture(scope="session")
@@ -88,8 +116,26 @@ def instance(executable: Path, tmp_path_factory: pytest.TempPathFactory) -> Inst
     return Instance(root)
 
 
+@dataclass
+class _Borrowed:
+    """Somebody else's engine, as far as cases look at it."""
+
+    address: str
+
+    @property
+    def socket(self) -> Path:
+        return Path(self.address.removeprefix("unix://"))
+
+    @property
+    def directory(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="b", dir="/run/lab"))
+
+
 @pytest.fixture(scope="session")
 def private_engine(instance: Instance) -> Iterator[PrivateEngine]:
+    if address := os.environ.get(BORROWED_ENGINE):
+        yield cast("PrivateEngine", _Borrowed(address))
+        return
     engine = PrivateEngine()
     engine.start()
     yield engine
@@ -104,11 +150,19 @@ def engine(private_engine: PrivateEngine) -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture(scope="session")
-def wire(private_engine: PrivateEngine) -> Iterator[Wire]:
+def wire(private_engine: PrivateEngine, watch: Watch) -> Iterator[Wire]:
     """The engine's socket as the shim under test is given it."""
-    socket = Wire(private_engine.directory / "wire", private_engine.socket)
+    socket = Wire(private_engine.directory / "wire", private_engine.socket, told=watch.told)
     yield socket
     socket.close()
+
+
+@pytest.fixture(scope="session")
+def watch(instance: Instance) -> Iterator[Watch]:
+    """Looks for credentials beside all cases; the last one asks it what it saw."""
+    # A registry keeps its user's name; images of disks are big, and no shim's.
+    with watching(Watch(instance.root, leave_out=["registry", disks.FOLDER])) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -142,17 +196,20 @@ def silent_pull(request: pytest.FixtureRequest) -> Iterator[SilentPull | None]:
     if not any(item.get_closest_marker("last") for item in request.session.items):
         yield None
         return
-    instance, setting, wire, images, engine = map(
-        request.getfixturevalue, ("instance", "setting", "wire", "images", "engine")
+    instance, setting, images, engine = map(
+        request.getfixturevalue, ("instance", "setting", "images", "engine")
     )
     engine.images.get(images.idle).tag("conformance/silent", "latest")
-    shim = _maker(instance, setting, [])()
-    with scripted(wire, "silent") as stream:
+    # A socket of its own: what cases count and break on theirs is not about this one.
+    wire = request.getfixturevalue("wire").another("silent")
+    shim = _maker(instance, dataclasses.replace(setting, engine=wire.url), [])()
+    with scripted(wire) as stream:
         task = shim.submit("conformance/silent:latest").reach("pulling")
         stream.say(layer("one", "Downloading", current=1, total=2))
         yield SilentPull(task, stream, time.monotonic())
     _finish_tasks(shim)
     shim.close()
+    wire.close()
 
 
 @pytest.fixture(scope="session")
@@ -203,22 +260,28 @@ def shim(settled_shim: Shim, clean: None) -> Shim:
 
 
 @pytest.fixture
-def new_shim(instance: Instance, setting: Setting, clean: None) -> Iterator[MakeShim]:
+def new_shim(
+    instance: Instance, setting: Setting, watch: Watch, clean: None
+) -> Iterator[MakeShim]:
     """Makes shims of the case's own, each on a new home, started unless told otherwise."""
     made: list[Shim] = []
     yield _maker(instance, setting, made)
+    watch.look()
     for shim in made:
         _finish_tasks(shim)
         shim.close()
+    watch.look()
+    for shim in made:
         shutil.rmtree(shim.home.parent, ignore_errors=True)
 
 
 @pytest.fixture
 def clean(
-    engine: docker.DockerClient, request: pytest.FixtureRequest, instance: Instance
+    engine: docker.DockerClient, request: pytest.FixtureRequest, watch: Watch
 ) -> Iterator[None]:
     """Whatever the case did: its tasks end and go, and nothing of them is left."""
     yield
+    watch.look()
     for name in ("settled_shim",):
         if name in request.fixturenames:
             _finish_tasks(request.getfixturevalue(name))

@@ -15,6 +15,7 @@ from tests.conformance.instance import command
 
 MIB = 1024 * 1024
 BY_ID = Path("/dev/disk/by-id")
+FOLDER = "disks"
 
 # A master boot record with one Linux partition.
 _START, _SECTORS = 2048, 16384
@@ -27,13 +28,17 @@ def disk(
     folder: Path, *, size: int = 16 * MIB, file_system: bool = False, content: bytes = b""
 ) -> Iterator[Path]:
     """A block device of its own that vanishes at the end, even if this process is killed."""
-    image = folder / f"disk-{uuid.uuid4().hex[:8]}"
+    image = folder / FOLDER / uuid.uuid4().hex[:8]
+    image.parent.mkdir(exist_ok=True)
     with image.open("wb") as file:
         file.write(content)
         file.truncate(size)
     if file_system:
         command("mkfs.ext4", "-q", "-F", image)
     device = Path(command("losetup", "--find", "--show", image).strip())
+    for left in Path("/sys/class/block", device.name).glob("*/partition"):
+        # Of a run that was killed: the kernel keeps it for whoever gets the device next.
+        command("delpart", device, left.read_text(encoding="ascii").strip())
     held = os.open(device, os.O_RDONLY)
     # Detaching an open loop device only marks it: the kernel lets go of it with the last user.
     command("losetup", "--detach", device)

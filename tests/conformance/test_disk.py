@@ -17,10 +17,10 @@ from tests.conformance.images import Images, tell
 from tests.conformance.instance import Instance, command
 from tests.conformance.old_layouts import OldTask
 from tests.conformance.rows import row
+from tests.conformance.secrets import NO_LOGIN, ODD, WRONG, Watch, has_secret
 from tests.conformance.shim import Shim
 from tests.eventually import eventually
 
-SECRETS = {"registry_username": "secret-user-7", "registry_password": "secret-pass-8"}
 KNOWN_KEYS = {
     *("version", "id", "config", "termination_reason", "termination_message", "cleaned_up")
 }
@@ -165,8 +165,8 @@ def test_credentials_are_nowhere(
 ) -> None:
     shim = new_shim("--shim-log-level=trace")
     engine.images.get(images.idle).tag("conformance/secret", "1")
-    task = shim.run("conformance/secret:1", **SECRETS)
-    failing = shim.submit("127.0.0.1:1/none:1", name="fails", **SECRETS)
+    task = shim.run("conformance/secret:1", **ODD.fields)
+    failing = shim.submit("127.0.0.1:1/none:1", name="fails", **WRONG.fields)
     failing.end()
     shim.restart()
     kept = [path for path in shim.home.parent.rglob("*") if path.is_file()]
@@ -175,8 +175,17 @@ def test_credentials_are_nowhere(
     texts.append(json.dumps([task.info(), failing.info()]).encode())
     texts += _process_arguments()
     assert any(path.name == "task.json" for path in kept)
-    for secret in SECRETS.values():
-        assert not [text for text in texts if secret.encode() in text]
+    assert not [text for text in texts if has_secret(text)]
+
+
+@row("D9", "P5")
+@pytest.mark.last(2)
+def test_credentials_of_the_whole_run_are_nowhere(watch: Watch, shim: Shim) -> None:
+    """Every task of every case had a login; this looks at what has been seen beside them all."""
+    watch.look()
+    assert watch.found == set()
+    assert watch.looks > 1
+    assert watch.requests > 0
 
 
 @row("D10", "D11")
@@ -200,7 +209,7 @@ def test_config_is_the_body_with_defaults_and_without_credentials(
     shim: Shim, images: Images
 ) -> None:
     body: dict[str, Any] = {
-        **SECRETS,
+        **ODD.fields,
         "container_user": "",
         "network_mode": "",
         "cpu": 0.5,
@@ -210,8 +219,7 @@ def test_config_is_the_body_with_defaults_and_without_credentials(
     task = shim.run(images.idle, **body)
     config = task.record["config"]
     expected = task.body | {
-        "registry_username": "",
-        "registry_password": "",
+        **NO_LOGIN,
         "container_user": "root",
         "network_mode": "host",
     }
