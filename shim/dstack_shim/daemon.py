@@ -72,8 +72,9 @@ from dstack_shim.wiring import make_core
 
 ENGINE_PATIENCE = 4.0
 """Seconds the engine gets to answer at the start; the supervisor starts us again."""
-STEP_INTERVAL = 1.0
-"""Seconds between background steps."""
+STEP_INTERVAL, QUIET_INTERVAL = 1.0, 10.0
+"""Seconds between background steps: while there is something to look for, and while the engine's
+events would tell."""
 DRAIN = 5.0
 """Seconds given at a stop to what is under way."""
 FORCED_DRAIN = 0.5
@@ -152,7 +153,7 @@ class Daemon:
         await self.tasks.restore()
         server = Server(self._guarded(), self._possessions.socket)
         server.start()
-        step = asyncio.ensure_future(self.tasks.step.run(STEP_INTERVAL))
+        step = asyncio.ensure_future(self.tasks.attend(STEP_INTERVAL, QUIET_INTERVAL))
         self._log.info("daemon.serving", port=self._settings.shim_http_port)
         try:
             await self._stop.wait()

@@ -21,6 +21,7 @@ from dstack_shim.tasks.outcomes import Boot
 from dstack_shim.tasks.restore import Restorer
 from dstack_shim.tasks.start import OpenPullLog, Recipe, Starter
 from dstack_shim.tasks.step import Step
+from dstack_shim.tasks.watch import Watch
 
 
 def make_core(
@@ -65,10 +66,12 @@ def make_core(
         home=str(home),
         log=log,
     )
+    watch = Watch(engine, clock, log)
     step = Step(
         book=book,
         engine=engine,
         finish=finish,
+        watch=watch,
         adopt=restorer.adopt,
         settle_gpus=restorer.settle_gpus,
         runner_port=recipe.runner_port,
@@ -82,6 +85,7 @@ def make_core(
         starter=starter,
         finish=finish,
         step=step,
+        watch=watch,
         restorer=restorer,
         blocking=blocking,
         boot=boot,

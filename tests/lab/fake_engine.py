@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
@@ -24,6 +25,7 @@ from dstack_shim.engine.protocol import (
     LABEL_TASK_ID,
     Container,
     ContainerDetails,
+    ContainerEvent,
     ContainerSpec,
     ContainerState,
     Credentials,
@@ -44,6 +46,7 @@ from dstack_shim.errors import (
 )
 
 _FIRST_EPHEMERAL_PORT = 32768
+_EVENTS_KEPT = 256
 _KILLED = 137
 _POWER_CUT = 255
 
@@ -118,6 +121,23 @@ class FakeContainer:
     ended: asyncio.Event = attrs.Factory(asyncio.Event)
 
 
+@attrs.define(eq=False)
+class Follower:
+    """Somebody who is told what becomes of containers; ``ended`` with None or with an error."""
+
+    on_event: Callable[[ContainerEvent], None]
+    ended: asyncio.Future[None]
+
+    def end(self, error: EngineError | None = None) -> None:
+        """End the stream, as an engine does that goes away, or break it."""
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+
+
 class FakeEngine:
     """Implements :class:`dstack_shim.engine.protocol.Engine`.
 
@@ -142,6 +162,11 @@ class FakeEngine:
         self.runtimes = {"", "habana"}
         self.is_unreachable = False
         self.calls: list[Call] = []
+        self.followers: list[Follower] = []
+        self.list_lags = 0.0
+        """Seconds for which the list is behind what was told of a container's end."""
+        self._behind: dict[str, tuple[float, Container]] = {}
+        self.past: deque[ContainerEvent] = deque(maxlen=_EVENTS_KEPT)
         self._random = random.Random(seed)
         self._clock = clock or SystemClock()
         self._faults = faults or NoFaults()
@@ -156,12 +181,15 @@ class FakeEngine:
         container = self.containers[container_id]
         if not container.state.alive:
             return
+        if lag := self.list_lags:
+            self._behind[container_id] = self._clock.now() + lag, _describe(container)
         container.state = ContainerState.EXITED
         container.exit_code = code
         container.oom_killed = oom_killed
         container.finished_at = self._clock.now()
         container.ports = ()
         container.ended.set()
+        self._happened("die", container)
 
     def pause(self, container_id: str) -> None:
         """Somebody pauses it by hand."""
@@ -170,12 +198,28 @@ class FakeEngine:
     def delete(self, container_id: str) -> None:
         """Somebody removes it by hand."""
         self.exit(container_id, _KILLED)
-        del self.containers[container_id]
+        self._happened("destroy", self.containers.pop(container_id))
 
     def power_off(self) -> None:
         """The host loses power and comes back: whatever ran ended with code 255."""
         for container in self.containers.values():
             self.exit(container.id, _POWER_CUT)
+
+    def restart(self) -> None:
+        """The engine goes and comes back; it has forgotten what it has told."""
+        self.past.clear()
+        self.end_streams()
+
+    def end_streams(self, error: EngineError | None = None) -> None:
+        """Every stream of events ends, or breaks."""
+        for follower in self.followers:
+            follower.end(error)
+
+    def tell(self, event: ContainerEvent) -> None:
+        """Tell whoever follows."""
+        for follower in list(self.followers):
+            if not follower.ended.done():
+                follower.on_event(event)
 
     # What the shim asks.
 
@@ -186,10 +230,29 @@ class FakeEngine:
     async def list_task_containers(self) -> tuple[Container, ...]:
         async with self._call("list_task_containers"):
             return tuple(
-                _describe(container)
+                self._listed(container)
                 for container in self.containers.values()
                 if container.spec.labels.get(LABEL_IS_TASK) == "true"
             )
+
+    async def events(
+        self,
+        since: float,
+        on_begin: Callable[[], None],
+        on_event: Callable[[ContainerEvent], None],
+    ) -> None:
+        async with self._call("events"):
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            follower = Follower(on_event, ended)
+            self.followers.append(follower)
+            try:
+                on_begin()
+                for event in tuple(self.past):
+                    if event.at >= since:
+                        on_event(event)
+                await ended
+            finally:
+                self.followers.remove(follower)
 
     async def inspect(self, ref: str) -> ContainerDetails:
         async with self._call("inspect", ref):
@@ -309,6 +372,18 @@ class FakeEngine:
 
     # How it works.
 
+    def _listed(self, container: FakeContainer) -> Container:
+        until, behind = self._behind.get(container.id, (0.0, None))
+        if behind is not None and self._clock.now() < until and not container.state.alive:
+            return behind
+        return _describe(container)
+
+    def _happened(self, action: str, container: FakeContainer) -> None:
+        if container.spec.labels.get(LABEL_IS_TASK) == "true":
+            event = ContainerEvent(container.id, action, self._clock.now())
+            self.past.append(event)
+            self.tell(event)
+
     @asynccontextmanager
     async def _call(self, name: str, subject: str = "") -> AsyncIterator[None]:
         call = Call(name, subject)
@@ -367,6 +442,7 @@ class FakeEngine:
         container.started_at, container.finished_at = self._clock.now(), None
         container.ended.clear()
         container.output += program.lines
+        self._happened("start", container)
         if program.after is not None:
             loop, start = asyncio.get_running_loop(), container.starts
 

@@ -69,13 +69,18 @@ class Stall:
 
 
 @attrs.frozen
+class Mute:
+    """Pass on the head of the answer, then stay silent."""
+
+
+@attrs.frozen
 class First:
     """Do this, then pass the request on."""
 
     do: Callable[[], object]
 
 
-Spoiler = Refuse | Hang | Reply | Cut | Stall | First
+Spoiler = Refuse | Hang | Reply | Cut | Stall | Mute | First
 
 
 @attrs.define
@@ -136,7 +141,7 @@ class CountingProxy:
         """Forget all rules; connections that hang are closed."""
         with self._lock:
             self._rules.clear()
-        self._drop_connections()
+        self.drop()
 
     def open(self) -> None:
         """Listen, again after :meth:`close`."""
@@ -154,9 +159,10 @@ class CountingProxy:
             self._listener.close()
             self._listener = None
             self.path.unlink(missing_ok=True)
-        self._drop_connections()
+        self.drop()
 
-    def _drop_connections(self) -> None:
+    def drop(self) -> None:
+        """Break every connection."""
         with self._lock:
             connections, self._connections = self._connections, set()
         for connection in connections:
@@ -237,8 +243,8 @@ class _Passage:
         self._client.sendall(head.encode() + body)
 
     def forward(self, request: bytes, spoiler: Spoiler | None) -> None:
-        self._spoiler = spoiler if isinstance(spoiler, Cut | Stall) else None
-        self._left = self._spoiler.after if self._spoiler else 0
+        self._spoiler = spoiler if isinstance(spoiler, Cut | Stall | Mute) else None
+        self._left = spoiler.after if isinstance(spoiler, Cut | Stall) else 0
         if self._engine is None:
             self._engine = socket.socket(socket.AF_UNIX)
             self._engine.connect(str(self._path))
@@ -248,7 +254,11 @@ class _Passage:
     def _pass_back(self, engine: socket.socket) -> None:
         with engine, suppress(OSError):
             while data := engine.recv(_CHUNK):
-                if self._spoiler is not None:
+                if isinstance(self._spoiler, Mute):
+                    # Engines write the head of a stream at once, in one piece.
+                    head, end, _ = data.partition(b"\r\n\r\n")
+                    data = head + end if end else b""
+                elif self._spoiler is not None:
                     data, self._left = data[: self._left], self._left - len(data)
                 if data:
                     self._client.sendall(data)

@@ -19,8 +19,10 @@ from dstack_shim.engine.protocol import (
     Engine,
     PortBinding,
 )
+from dstack_shim.errors import EngineUnreachable
 from tests.lab.fake_engine import FakeEngine, Program, RemoteImage
 from tests.lab.images import Images
+from tests.lab.proxy import CountingProxy
 from tests.lab.registry import Registry
 
 LOGIN = Credentials("alice", "s3cret-of-alice")
@@ -51,6 +53,9 @@ class World(Protocol):
 
     def delete(self, container_id: str) -> None:
         """Remove by hand."""
+
+    def break_streams(self) -> None:
+        """Whatever is being streamed breaks off."""
 
     def cut_off(self) -> Engine:
         """An engine that cannot be reached."""
@@ -84,6 +89,9 @@ class FakeWorld:
     def delete(self, container_id: str) -> None:
         self.engine.delete(container_id)
 
+    def break_streams(self) -> None:
+        self.engine.end_streams(EngineUnreachable("no answer from the engine: Connection reset"))
+
     def cut_off(self) -> Engine:
         self.engine.is_unreachable = True
         return self.engine
@@ -91,9 +99,10 @@ class FakeWorld:
 
 @attrs.define
 class RealWorld:
-    """A private engine, and a registry beside it if the machine has the program."""
+    """A private engine behind a proxy, and a registry if the machine has the program."""
 
     engine: Engine
+    proxy: CountingProxy
     client: docker.APIClient
     images: Images
     open_registry: Registry | None
@@ -127,6 +136,9 @@ class RealWorld:
 
     def delete(self, container_id: str) -> None:
         self.client.remove_container(container_id, force=True)
+
+    def break_streams(self) -> None:
+        self.proxy.drop()
 
     def cut_off(self) -> Engine:
         return DockerEngine({"DOCKER_HOST": "unix:///run/lab/nobody-listens"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -18,6 +19,7 @@ from dstack_shim_contracts.api import ImagePullProgress
 from dstack_shim.engine.protocol import (
     Container,
     ContainerDetails,
+    ContainerEvent,
     ContainerSpec,
     ContainerState,
     Credentials,
@@ -26,7 +28,7 @@ from dstack_shim.engine.protocol import (
 )
 from dstack_shim.errors import EngineError, EngineUnreachable
 from tests.lab.fake_engine import Call, FakeContainer, FakeEngine, Program
-from tests.simulation.loop import Dead, LoopClock, Owner, VirtualLoop, outside
+from tests.simulation.loop import Dead, LoopClock, Owner, VirtualLoop, nobody, outside
 
 T = TypeVar("T")
 
@@ -62,6 +64,9 @@ class SimEngine(FakeEngine):
         """Calls so far."""
         self.hangs_until = 0.0
         self.exits_by = "itself"
+        self.tells_events = True
+        self.spoilt_events: deque[str] = deque()
+        """What becomes of the next events: late, lost, twice."""
         self._loop = loop
         self._watcher = watcher
         self._dice = random
@@ -90,6 +95,7 @@ class SimEngine(FakeEngine):
         self.is_unreachable = hang_until is None
         self.hangs_until = hang_until or 0.0
         if hang_until is None:  # killed: what it was doing ends here
+            self.past.clear()
             for request in list(self._requests):
                 request.cancel()
 
@@ -113,8 +119,9 @@ class SimEngine(FakeEngine):
         return running
 
     def heal(self) -> None:
-        """What was to go wrong at the end of a request under way does not."""
+        """What was to go wrong at the end of a request under way, or to an event, does not."""
         self._struck.clear()
+        self.spoilt_events.clear()
 
     def abort_requests(self) -> None:
         """The host loses power."""
@@ -125,7 +132,7 @@ class SimEngine(FakeEngine):
         """A pull ends with the connection it streams to; a stop may; the rest is done."""
         for request, asked_by in list(self._requests.items()):
             if asked_by is owner and (
-                request.get_name() == "pull"
+                request.get_name() in ("pull", "events")
                 or (request.get_name() == "stop" and self._dice.random() < 0.5)
             ):
                 request.cancel()
@@ -150,6 +157,8 @@ class SimEngine(FakeEngine):
         request.set_name(name)
         self._requests[request] = owner
         request.add_done_callback(partial(self._done, answer))
+        if name == "events":  # who hangs up is told nothing more
+            answer.add_done_callback(lambda _: request.cancel())
         return answer
 
     def _done(self, answer: asyncio.Future[Any], request: asyncio.Task[None]) -> None:
@@ -207,6 +216,28 @@ class SimEngine(FakeEngine):
         if self.hangs_until:
             raise EngineUnreachable("no answer from the engine: Read timed out")
 
+    # What is told of containers.
+
+    async def events(
+        self,
+        since: float,
+        on_begin: Callable[[], None],
+        on_event: Callable[[ContainerEvent], None],
+    ) -> None:
+        if not self.tells_events:
+            await self._loop.create_future()
+        await super().events(since, on_begin, on_event)
+
+    def tell(self, event: ContainerEvent) -> None:
+        fate = self.spoilt_events.popleft() if self.spoilt_events else ""
+        if fate == "lost":
+            return
+        delay = max(self.delay(), self.hangs_until - self._loop.time())
+        if fate == "late":
+            delay += self._dice.choice((1.0, 5.0, 60.0))
+        for _ in range(2 if fate == "twice" else 1):
+            self._loop.call_later(delay, super().tell, event, context=nobody())
+
     # What becomes of containers.
 
     def _run(self, container: FakeContainer, program: Program) -> None:
@@ -238,6 +269,7 @@ class SimEngine(FakeEngine):
     def exit(self, container_id: str, code: int, *, oom_killed: bool = False) -> None:
         container = self.containers[container_id]
         alive = container.state.alive
+        self.list_lags = self._dice.choice((0.0, 0.0, 0.05, 3.0))
         super().exit(container_id, code, oom_killed=oom_killed)
         if alive:
             self._watcher.container_exited(container, self.exits_by)
@@ -303,6 +335,14 @@ class EngineClient:
 
     async def list_task_containers(self) -> tuple[Container, ...]:
         return await self._ask("list", self._engine.list_task_containers)
+
+    async def events(
+        self,
+        since: float,
+        on_begin: Callable[[], None],
+        on_event: Callable[[ContainerEvent], None],
+    ) -> None:
+        await self._ask("events", self._engine.events, since, on_begin, on_event)
 
     async def inspect(self, ref: str) -> ContainerDetails:
         return await self._ask("inspect", self._engine.inspect, ref)

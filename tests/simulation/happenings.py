@@ -36,6 +36,7 @@ class Happenings:
             "pause": self._pause,
             "outage": self._outage,
             "fault": self._fault,
+            "event stream": self._stream,
             "kill": self._kill,
             "stop": self._stop,
             "reboot": self._reboot,
@@ -121,6 +122,13 @@ class Happenings:
     def _fault(self, event: Event) -> None:
         call, mode = event.words
         self._world.faults.arm(call, mode, int(event.numbers[0]))
+
+    def _stream(self, event: Event) -> None:
+        """The engine's events break off, or something becomes of the next few."""
+        if event.words[0] == "ends":
+            self._world.engine.end_streams()
+        else:
+            self._world.engine.spoilt_events += event.words * int(event.numbers[0])
 
     # The shim.
 

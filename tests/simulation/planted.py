@@ -15,7 +15,7 @@ import pytest
 from dstack_shim.engine.protocol import Container
 from dstack_shim.errors import EngineError, EngineUnreachable
 from dstack_shim.resources.gpus import GpuLocks
-from dstack_shim.tasks import finish, holdings, outcomes, recovery, restore, step
+from dstack_shim.tasks import finish, holdings, outcomes, recovery, step, survey
 from dstack_shim.tasks import task as tasks
 from dstack_shim.tasks.book import Book, Entry
 from dstack_shim.tasks.recovery import Plan
@@ -81,7 +81,7 @@ def forgets_tombstones(patch: pytest.MonkeyPatch) -> None:
         kept = tuple(item for item in made.restore if item.task.container_id)
         return attrs.evolve(made, restore=kept)
 
-    patch.setattr(restore, "plan", plan)
+    patch.setattr(survey, "plan", plan)
 
 
 def does_not_look_at_the_boot(patch: pytest.MonkeyPatch) -> None:

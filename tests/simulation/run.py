@@ -57,7 +57,8 @@ def run(schedule: Schedule, *, tells: bool = False) -> Result:
         world.violate(f"in the event loop: {line}")
     if world.shim is not None:
         world.shim.die()
-        world.shim.bury()
+        world.unburied.append(world.shim)
+    world.bury()
     world.loop.forget()
     return Result(
         seed=schedule.seed,

@@ -52,8 +52,8 @@ class Schedule:
     paces: tuple[float, ...]
     events: tuple[Event, ...]
     interval: float
-    wakes: bool
-    """Whether the engine's events wake the background step."""
+    tells_events: bool
+    """Whether the engine tells what happens."""
     as_bytes: bool
     """Whether records go through their bytes."""
 
@@ -89,7 +89,7 @@ def draw(seed: int) -> Schedule:
         paces=tuple(dice.choice((0.0, 0.1, 5.0, 60.0)) for _ in range(tasks)),
         events=tuple(events),
         interval=dice.choice((2.0, 10.0, 30.0, 100.0)),
-        wakes=dice.random() < 0.6,
+        tells_events=dice.random() < 0.6,
         as_bytes=seed % 64 == 0,
     )
 
@@ -170,6 +170,10 @@ def _fault(dice: random.Random) -> Drawn:
     return dice.choice(POSSIBLE), (float(dice.choice((1, 1, 2, 4))),)
 
 
+def _stream(dice: random.Random) -> Drawn:
+    return (dice.choice(("ends", "late", "lost", "lost", "twice")),), (dice.choice((1, 3)),)
+
+
 def _restart(dice: random.Random) -> Drawn:
     return (), (dice.choice((0.1, 3.0, 3.0, 65.0)),)
 
@@ -187,6 +191,7 @@ _WEIGHTS = {
     "pause": 2,
     "outage": 3,
     "fault": 26,
+    "event stream": 4,
     "kill": 5,
     "stop": 4,
     "reboot": 1.5,
@@ -203,6 +208,7 @@ _DRAWN: dict[str, Callable[[random.Random], Drawn]] = {
     "exit": _exit,
     "outage": _outage,
     "fault": _fault,
+    "event stream": _stream,
     "kill": _restart,
     "stop": _stop,
     "reboot": _words(("TERM heard", "TERM not heard")),

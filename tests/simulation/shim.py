@@ -130,7 +130,7 @@ class Shim(Owner):
             self._world.kill(self)  # it exits; the supervisor starts the next
             return
         self.is_serving = True
-        self.step = asyncio.ensure_future(self.core.step.run(self.interval))
+        self.step = asyncio.ensure_future(self.core.attend(self.interval, 5 * self.interval))
         self._world.is_serving(self)
 
     def request(self, work: Coroutine[Any, Any, None]) -> None:

@@ -49,6 +49,8 @@ class Story:
     is_terminated: bool = False
     is_gone: bool = False
     is_loose: bool = False
+    is_bare: bool = False
+    """Begun by a container without a record: gone with it, if nobody has made it one."""
     is_damaged: bool = False
     fixed: tuple[str, str] | None = None
     asked: list[tuple[str, str]] = attrs.Factory(list)
@@ -97,7 +99,7 @@ class Stories:
         if record.intent is None or record.intent.step is not Step.PREPARING or record.terminated:
             return None
         old = self.get(record.id)
-        if old is not None and not (old.may_be_gone or old.is_damaged):
+        if old is not None and not (old.may_be_gone or old.is_damaged or old.is_bare):
             self._violate(f"{record.id} is made anew while it exists")
         return self.begin(record.id, dir, record.config)
 
@@ -160,7 +162,7 @@ class Stories:
         if story is None:
             story = self.begin(task_id, container.spec.name)
             story.excuses.add("a container without a record")
-            story.is_loose = True
+            story.is_loose = story.is_bare = True
         story.containers.append(container)
         return story
 

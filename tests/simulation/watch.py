@@ -111,9 +111,6 @@ class Watch:
         story = self._stories.of_container(container)
         if story is not None:
             story.exits.append(Exit(container.exit_code, by))
-        shim = self._world.shim
-        if shim is not None and self._world.schedule.wakes:
-            shim.core.step.wake.set()
 
     def told_to_stop(self, container: FakeContainer, timeout: int) -> None:
         """A living shim asks for its end within ``timeout`` seconds."""

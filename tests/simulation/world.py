@@ -49,11 +49,13 @@ class World:
         self.engine = SimEngine(self.loop, self.dice, self.watch)
         self.engine.strike = self._strike_engine
         self.engine.kill_shim = self._kill_current
+        self.engine.tells_events = schedule.tells_events
         self.boot = Boot("boot 1", START - 1000)
         self.shim: Shim | None = None
         self.is_away = False
         """No shim is started: the power is off, or another shim has the host."""
         self.power_is_off = False
+        self.unburied: list[Shim] = []
         self.generations = 0
         self.pause: float | None = None
         self.waiting: list[Callable[[Shim], None]] = []
@@ -106,10 +108,16 @@ class World:
         shim.is_serving = False
         self.engine.shim_died(shim)
         self.stories.excuse_unstarted("the shim went away")
-        self.loop.call_soon(shim.bury, context=nobody())
+        self.unburied.append(shim)
+        self.loop.call_soon(self.bury, context=nobody())
         if shim is self.shim:
             self.shim = None
             self._supervise()
+
+    def bury(self) -> None:
+        """Clean up after whoever has died."""
+        while self.unburied:
+            self.unburied.pop().bury()
 
     def back(self) -> None:
         """The supervisor is there again."""

@@ -21,10 +21,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import attrs
@@ -70,6 +71,8 @@ class Limits:
     """Stop, on top of the grace it was asked to give."""
     pull: float = 1200.0
     """A whole pull, silences of minutes included."""
+    events: float = 3600.0
+    """Nothing happens to any container; longer than that is asked for anew."""
 
 
 @attrs.frozen
@@ -260,6 +263,53 @@ class Connection:
             raise EngineUnreachable(
                 f"no answer from the Docker Engine at {self.address}: {_cause(error)}"
             ) from error
+
+
+class Grip:
+    """Holds the connection of an answer that is being read, so that any thread may cut it off.
+
+    Closing a connection does not wake a thread that reads from it, shutting it down does. The
+    descriptor held is a copy: the number of the original may be another's by then.
+    """
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    @contextmanager
+    def on(self, response: requests.Response) -> Iterator[None]:
+        """Hold this answer's connection while it is read."""
+        with suppress(OSError, AttributeError), self._lock:
+            self._socket = socket.socket(fileno=os.dup(response.raw.fileno()))
+        if self.is_cut:
+            self.cut()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._socket is not None:
+                    self._socket.close()
+                    self._socket = None
+
+    def cut(self) -> None:
+        """End the reading, at once even while the engine says nothing.
+
+        Before the first byte of an answer there is no connection to take hold of: it is then
+        cut as soon as the engine speaks.
+        """
+        self.is_cut = True
+        with self._lock:
+            if self._socket is not None:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def allow_silence(response: requests.Response, seconds: float) -> None:
+    """From here on let the engine be silent for so long within this answer."""
+    connection = response.raw.connection
+    if connection is not None and connection.sock is not None:
+        connection.sock.settimeout(seconds)
 
 
 def _check_framed(response: requests.Response) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import re
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,10 +17,9 @@ from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
 
-import requests
 from dstack_shim_contracts.api import ImagePullProgress
 
-from dstack_shim.engine.connection import Connection, Limits, Refusal
+from dstack_shim.engine.connection import Connection, Grip, Limits, Refusal
 from dstack_shim.engine.engine_json import (
     Unreadable,
     container_from_list,
@@ -30,10 +27,12 @@ from dstack_shim.engine.engine_json import (
     details_from_inspect,
     last_log_lines,
 )
+from dstack_shim.engine.events import Following
 from dstack_shim.engine.protocol import (
     LABEL_IS_TASK,
     Container,
     ContainerDetails,
+    ContainerEvent,
     ContainerSpec,
     Credentials,
     EngineInfo,
@@ -64,7 +63,7 @@ _ONLY_TASKS = json.dumps({"label": [f"{LABEL_IS_TASK}=true"]})
 _LONGEST_MESSAGE = 64 << 10
 _REMOVAL_WAIT = 0.1  # s between looks at a removal somebody else began
 _REMOVAL_LOOKS = 100
-_ABORT_GRACE = 0.5  # s for a pull's thread to see that its connection was shut
+_ABORT_GRACE = 0.5  # s for the thread of a stream to see that its connection was shut
 
 
 class DockerEngine:
@@ -128,6 +127,23 @@ class DockerEngine:
                 odd[str(item.get("Id") if isinstance(item, dict) else item)[:64]] = why
         self._tell_once(odd)
         return tuple(found)
+
+    async def events(
+        self,
+        since: float,
+        on_begin: Callable[[], None],
+        on_event: Callable[[ContainerEvent], None],
+    ) -> None:
+        """Tell what becomes of task containers until the stream ends, in a thread of its own."""
+        following = Following(self._connection, self._limits, on_begin, on_event)
+        work = asyncio.ensure_future(self._workers.run_apart(partial(following.run, since)))
+        try:
+            await asyncio.wait({work})
+            work.result()
+        finally:
+            following.stop()
+            work.add_done_callback(_forget)
+            await asyncio.wait({work}, timeout=_ABORT_GRACE)
 
     async def inspect(self, ref: str) -> ContainerDetails:
         """Everything about one container."""
@@ -313,54 +329,35 @@ class _Pull:
         self._stream = stream
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._aborted = False
-        self._socket: socket.socket | None = None
+        self._grip = Grip()
 
     def run(self, reference: Reference, credentials: Credentials | None) -> None:
         try:
-            with self._connection.open(
-                "POST",
-                "/images/create",
-                limit=self._limit,
-                params={"fromImage": reference.name, "tag": reference.version},
-                headers=_login(reference, credentials) if credentials else None,
-            ) as response:
-                self._remember(response)
+            with (
+                self._connection.open(
+                    "POST",
+                    "/images/create",
+                    limit=self._limit,
+                    params={"fromImage": reference.name, "tag": reference.version},
+                    headers=_login(reference, credentials) if credentials else None,
+                ) as response,
+                self._grip.on(response),
+            ):
                 for chunk in response.iter_content(chunk_size=None):
                     if not self._take(chunk):
                         return
         except Refusal as refusal:
             raise PullFailed(str(refusal)) from refusal
-        finally:
-            self._forget_socket()
         self._stream.finish()
 
     def abort(self) -> None:
-        """End the reading, at once even while the engine says nothing; nothing is written after.
-
-        Before the first byte of an answer there is no connection to take hold of: then the
-        thread is left behind and ends the pull as soon as the engine speaks.
-        """
+        """End the reading, see :meth:`Grip.cut`; nothing is written after."""
         with self._lock:
-            self._aborted = True
-            if self._socket is not None:
-                with suppress(OSError):
-                    # Closing would not wake a thread that reads; shutting the connection does.
-                    self._socket.shutdown(socket.SHUT_RDWR)
-
-    def _remember(self, response: requests.Response) -> None:
-        with suppress(OSError, AttributeError), self._lock:
-            self._socket = socket.socket(fileno=os.dup(response.raw.fileno()))
-
-    def _forget_socket(self) -> None:
-        with self._lock:
-            if self._socket is not None:
-                self._socket.close()
-                self._socket = None
+            self._grip.cut()
 
     def _take(self, chunk: bytes) -> bool:
         with self._lock:
-            if self._aborted:
+            if self._grip.is_cut:
                 return False
             self._stream.feed(chunk)
         self._on_change(self._stream.progress)

@@ -176,6 +176,25 @@ class Credentials:
 
 
 @attrs.frozen
+class ContainerEvent:
+    """What has become of a task's container, as the engine tells it when it happens.
+
+    ``action`` is the engine's word: ``start``, ``die`` (its process ended), ``destroy`` (it was
+    removed). ``at`` is unix seconds on the engine's clock. Both the id and the time may be
+    missing ("" and 0): that something happened is told all the same.
+    """
+
+    container_id: str
+    action: str
+    at: float
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it says that the container does not run any more."""
+        return self.action in ("die", "destroy")
+
+
+@attrs.frozen
 class EngineInfo:
     """Who answered: ``root_dir`` is where images and containers take their disk space."""
 
@@ -201,6 +220,20 @@ class Engine(Protocol):
         """All containers labelled as tasks, whatever their state, in one request.
 
         A container the answer describes in a way nobody can read is left out and logged.
+        """
+
+    async def events(
+        self,
+        since: float,
+        on_begin: Callable[[], None],
+        on_event: Callable[[ContainerEvent], None],
+    ) -> None:
+        """Tell what becomes of task containers, from ``since`` (unix seconds) on, until it ends.
+
+        ``on_begin`` is called when the engine has taken the request, then ``on_event`` for each
+        event, both on the event loop; some may come twice. Returns when the engine ends the
+        stream and raises when it breaks; whatever happens afterwards is told to nobody. To be
+        cancelled by whoever does not want it any more: the connection is closed then.
         """
 
     async def inspect(self, ref: str) -> ContainerDetails:

@@ -22,6 +22,7 @@ from dstack_shim.tasks.restore import Restorer
 from dstack_shim.tasks.start import Starter
 from dstack_shim.tasks.step import Step
 from dstack_shim.tasks.task import new_task
+from dstack_shim.tasks.watch import Watch
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ class Core:
         starter: Starter,
         finish: Finish,
         step: Step,
+        watch: Watch,
         restorer: Restorer,
         blocking: Blocking,
         boot: Boot,
@@ -48,6 +50,7 @@ class Core:
         self._records = records
         self._starter = starter
         self._finish = finish
+        self._watch = watch
         self._restorer = restorer
         self._blocking = blocking
         self._boot = boot
@@ -66,6 +69,18 @@ class Core:
         """
         await self._restorer.carry_out(await self._restorer.plan())
         await self.step.round()
+
+    async def attend(self, interval: float, quiet: float) -> None:
+        """Follow the engine's events and run the background step, until cancelled.
+
+        When this has ended nothing of it is open any more. See :meth:`Step.run` for the seconds.
+        """
+        watch = asyncio.ensure_future(self._watch.run())
+        try:
+            await self.step.run(interval, quiet)
+        finally:
+            watch.cancel()
+            await asyncio.wait((watch,))
 
     async def submit(self, config: TaskConfig) -> None:
         """Accept a task; return once its record is on disk. Its start goes on by itself.
@@ -89,7 +104,12 @@ class Core:
             entry = self.book.add(task)
             entry.start_done.clear()
         self._log.info("task.submitted", task=config.id, image=config.image_name)
-        self.spawn(self._starter.run(entry, config))
+        self.spawn(self._start(entry, config))
+
+    async def _start(self, entry: Entry, config: TaskConfig) -> None:
+        await self._starter.run(entry, config)
+        # While it was being started the step left it alone, and may have been told of its end.
+        self.step.wake.set()
 
     async def _make_way(self, task_id: str) -> None:
         """See to it that the id is free: only a leftover goes, as it would by its name.

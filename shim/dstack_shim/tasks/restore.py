@@ -92,8 +92,8 @@ class Restorer:
             if container.task_id in self._book and not container.state.alive:
                 self._book.get(container.task_id).is_leftover = True
 
-    async def settle_gpus(self) -> None:
-        """Ask again which GPUs those tasks have of which nobody could tell."""
+    async def settle_gpus(self) -> bool:
+        """Ask again which GPUs those tasks have of which nobody could tell; whether all are known."""
         for owner in self._gpus.doubtful:
             entry = self._book.get(owner)
             gpus = await self._ask_gpus(entry.task)
@@ -103,6 +103,7 @@ class Restorer:
             self._gpus.settle(owner)
             with suppress(TaskNotFound):
                 await self._book.change(entry, partial(with_gpus, gpus=held), insist=True)
+        return not self._gpus.doubtful
 
     async def _restore(self, restore: Restore) -> None:
         task, gpus = restore.task, restore.gpus

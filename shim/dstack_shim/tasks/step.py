@@ -3,6 +3,10 @@
 Runs once, completely, before the first request is answered, then for as long as the shim
 serves. One container list a round for all tasks; a container is inspected only when it is not
 running any more. When the list fails nothing changes: unreachable is not dead.
+
+A round comes at once when the engine tells that something happened (``watch.py``), and by itself
+in two measures: often while that cannot be relied on or something is left to be done, seldom
+otherwise. What is left to be done is known without asking the engine, see :meth:`Step._must_look`.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from dstack_shim.tasks.outcomes import (
     what_to_do,
 )
 from dstack_shim.tasks.task import Task, advance, found
+from dstack_shim.tasks.watch import Watch
 
 _AT_ONCE = 8
 """Tasks worked on at the same time in one round: a burst of ends must not queue up, nor take
@@ -55,8 +60,9 @@ class Step:
         book: Book,
         engine: Engine,
         finish: Finish,
+        watch: Watch,
         adopt: Callable[[tuple[Container, ...]], Coroutine[Any, Any, None]],
-        settle_gpus: Callable[[], Coroutine[Any, Any, None]],
+        settle_gpus: Callable[[], Coroutine[Any, Any, bool]],
         runner_port: int,
         boot: Boot,
         clock: Clock,
@@ -65,6 +71,7 @@ class Step:
         self._book = book
         self._engine = engine
         self._finish = finish
+        self._watch = watch
         self._adopt = adopt
         self._settle_gpus = settle_gpus
         self._runner_port = runner_port
@@ -73,47 +80,75 @@ class Step:
         self._log = log
         self._engine_lost = False
         self._starts: set[asyncio.Future[None]] = set()
-        self.wake = asyncio.Event()
+        self._is_unfinished = True
+        self.wake = watch.wake
 
-    async def run(self, interval: float) -> None:
-        """A round every ``interval`` seconds, or at once when :attr:`wake` is set; never ends."""
-        loop = asyncio.get_running_loop()
+    async def run(self, interval: float, quiet: float) -> None:
+        """Round after round, never ending.
+
+        At once when :attr:`wake` is set; ``interval`` seconds after the last while there is
+        reason to look, ``quiet`` seconds after it if there is none.
+        """
         while True:
             await self.round()
-            # Not wait_for(): before Python 3.12 it loses a cancellation that comes together
-            # with the wake, and the shim could then never stop.
-            alarm = loop.call_later(interval, self.wake.set)
-            try:
-                await self.wake.wait()
-            finally:
-                alarm.cancel()
-            self.wake.clear()
+            await self._until_due(interval, quiet)
+
+    async def _until_due(self, interval: float, quiet: float) -> None:
+        loop = asyncio.get_running_loop()
+        listed_at = loop.time()
+        alarm: asyncio.TimerHandle
+
+        def tick() -> None:
+            nonlocal alarm
+            if loop.time() - listed_at >= quiet or self._must_look():
+                self.wake.set()
+            else:
+                alarm = loop.call_later(interval, tick)
+
+        # Not wait_for(): before Python 3.12 it loses a cancellation that comes together
+        # with the wake, and the shim could then never stop.
+        alarm = loop.call_later(interval, tick)
+        try:
+            await self.wake.wait()
+        finally:
+            alarm.cancel()
+        self.wake.clear()
+
+    def _must_look(self) -> bool:
+        """Whether there is reason to look before long, by what is known without looking."""
+        if self._is_unfinished or not self._watch.is_healthy:
+            return True
+        now = self._clock.now()
+        return any(self._asks_for_a_look(entry, now) for entry in self._book)
+
+    def _asks_for_a_look(self, entry: Entry, now: float) -> bool:
+        if entry.busy:
+            return False  # whoever is at work on it may have more to do than the step
+        task, record = entry.task, entry.task.record
+        is_settled = task.terminated and task.released and record.ended_at is not None
+        in_grace = record.stop_by is not None and now < record.stop_by
+        return entry.unsaved or (task.over and not is_settled and not in_grace)
 
     async def round(self) -> None:
         """One round over all tasks. Never raises but when cancelled."""
+        self._is_unfinished = True
         seen_at = self._book.sequence
-        try:
-            listed = await self._engine.list_task_containers()
-        except EngineError as error:
-            if not self._engine_lost:
-                self._log.error("engine.lost", error=error)
-            self._engine_lost = True
+        listed = await self._list()
+        if listed is None:
             return
-        if self._engine_lost:
-            self._log.info("engine.back", containers=len(listed))
-        self._engine_lost = False
         await self._adopt_strangers(listed, seen_at)
-        await self._settle_gpus()
+        are_gpus_settled = await self._settle_gpus()
         by_id = {container.id: container for container in listed}
         by_name = {container.name: container for container in listed}
         limit = asyncio.Semaphore(_AT_ONCE)
 
+        def has_work(entry: Entry) -> bool:
+            return entry.unsaved or self._do(entry, container_of(entry)) is not Do.NOTHING
+
         def is_due(entry: Entry) -> bool:
             # The list tells nothing about a task that moved after it was asked for: a container
             # made meanwhile would look gone.
-            if entry.busy or entry.changed_at > seen_at:
-                return False
-            return entry.unsaved or self._do(entry, container_of(entry)) is not Do.NOTHING
+            return not entry.busy and entry.changed_at <= seen_at and has_work(entry)
 
         def container_of(entry: Entry) -> Container | None:
             return _container_of(entry.task, by_id, by_name)
@@ -124,7 +159,24 @@ class Step:
                     await self._guarded(entry, container_of(entry))
 
         await asyncio.gather(*(one(entry) for entry in self._book if is_due(entry)))
+        self._is_unfinished = not are_gpus_settled or any(
+            has_work(entry) for entry in self._book if not entry.busy
+        )
         self._book.forget_removals(seen_at)
+
+    async def _list(self) -> tuple[Container, ...] | None:
+        """The containers, None if the engine does not tell."""
+        try:
+            listed = await self._engine.list_task_containers()
+        except EngineError as error:
+            if not self._engine_lost:
+                self._log.error("engine.lost", error=error)
+            self._engine_lost = True
+            return None
+        if self._engine_lost:
+            self._log.info("engine.back", containers=len(listed))
+        self._engine_lost = False
+        return listed
 
     async def _adopt_strangers(self, listed: tuple[Container, ...], seen_at: int) -> None:
         if not self._strangers(listed, seen_at):
@@ -159,6 +211,14 @@ class Step:
             self._log.fault("step.broken", error, task=entry.task.id)
 
     def _do(self, entry: Entry, container: Container | None) -> Do:
+        is_behind = (
+            container is not None
+            and container.state.alive
+            and not entry.task.over
+            and self._watch.has_told_end(container.id)
+        )
+        if is_behind:
+            return Do.ASK_OUTCOME
         return what_to_do(entry.task, container, self._clock.now(), self._boot)
 
     async def _act(self, do: Do, entry: Entry, container: Container | None) -> None:
@@ -203,7 +263,9 @@ class Step:
         except ContainerNotFound:
             return  # it vanished since the list: the next round confirms that
         if details.container.state.alive:
-            return  # it was started again: the next list tells
+            self._watch.disprove(container.id)  # it was started again: the next list tells
+            return
+        self._watch.ended(container.id, details.finished_at)
         lines = ""
         if details.exit_code != 0:
             lines = await self._last_lines(container.id)
@@ -216,6 +278,7 @@ class Step:
         try:
             await self._engine.inspect(task.container_id or task.container_name)
         except ContainerNotFound:
+            self._watch.ended(task.container_id, None)
             outcome = outcome_of_gone(task.record)
             await self._finish.end(entry, outcome.reason, outcome.message)
         else:

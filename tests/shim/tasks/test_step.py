@@ -203,7 +203,7 @@ def test_a_container_started_again_between_list_and_inspect_runs_on(host: Stage)
 def test_ten_minutes_without_an_engine_end_nothing(host: Stage) -> None:
     async def scene() -> None:
         await host.run_task(config())
-        step = host.ask(host.core.step.run(1.0))
+        step = host.ask(host.core.step.run(1.0, 1.0))
         host.engine.is_unreachable = True
         await asyncio.sleep(600)
         assert host.status("t1") is TaskStatus.RUNNING
@@ -283,7 +283,7 @@ def test_fifty_running_tasks_cost_one_list_a_round_and_nothing_else(host: Stage)
 
 def test_the_step_is_woken_and_comes_by_itself(host: Stage) -> None:
     async def scene() -> None:
-        step = host.ask(host.core.step.run(30.0))
+        step = host.ask(host.core.step.run(30.0, 30.0))
         await asyncio.sleep(1)
         before = lists(host)
         host.core.step.wake.set()
@@ -298,7 +298,7 @@ def test_the_step_is_woken_and_comes_by_itself(host: Stage) -> None:
 
 def test_the_step_can_be_stopped_even_at_the_instant_it_is_woken(host: Stage) -> None:
     async def scene() -> None:
-        step = host.ask(host.core.step.run(30.0))
+        step = host.ask(host.core.step.run(30.0, 30.0))
         await asyncio.sleep(1)
         host.core.step.wake.set()
         for _ in range(2):  # the waiter is woken, and has not run yet
@@ -313,7 +313,7 @@ def test_the_step_can_be_stopped_even_at_the_instant_it_is_woken(host: Stage) ->
 def test_the_step_can_be_stopped_in_the_callback_that_wakes_it(host: Stage) -> None:
     async def scene() -> None:
         for turns in range(4):
-            step = host.ask(host.core.step.run(30.0))
+            step = host.ask(host.core.step.run(30.0, 30.0))
             await asyncio.sleep(1)
             host.core.step.wake.set()
             for _ in range(turns):
