@@ -1,5 +1,8 @@
 """The modules that go into the single file: ours, and those of the wheels named in bundle.txt.
 
+What is left out of them stands in left_out.py. Any other file that is no module is an error: what
+reads it at run time would only be found missing on a host.
+
 Run as a script, it only fetches the wheels: a later build needs no network.
 """
 
@@ -13,23 +16,12 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from tools.left_out import LEFT_OUT
+
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "tools" / "bundle.txt"
 WHEELS = ROOT / "build" / "wheels"
 OURS = (ROOT / "contracts" / "dstack_shim_contracts", ROOT / "shim" / "dstack_shim")
-
-# Left out, each for a reason. Any other file that is not a module is an error: what reads it at
-# run time would only be found missing on a host.
-LEFT_OUT = (
-    "anyio/_backends/_trio.py",  # the daemon runs on asyncio
-    "anyio/pytest_plugin.py",
-    "certifi/*",  # single_file/certifi_stand_in.py takes its name
-    "dstack_shim_contracts/golden/*",  # examples and schemas serve tests and other languages
-    "dstack_shim_contracts/schemas/*",
-    "urllib3/contrib/emscripten/*",  # for browsers
-    "*/py.typed",  # for type checkers
-    "*.pyi",
-)
 
 Files = dict[str, bytes]
 

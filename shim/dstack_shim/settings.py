@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from dstack_shim.commands import COMMANDS, OPTIONS, Command
 from dstack_shim.errors import UsageError
 from dstack_shim.log import parse_level
 
@@ -40,7 +41,7 @@ class Settings:
         "shim-http-port", "DSTACK_SHIM_HTTP_PORT", 10998, "port of the API, on 127.0.0.1"
     )
     shim_log_level: str = _flag(
-        "shim-log-level", "DSTACK_SHIM_LOG_LEVEL", "info", "fatal … trace, or 1-6"
+        "shim-log-level", "DSTACK_SHIM_LOG_LEVEL", "info", "fatal to trace, or 1-6"
     )
     runner_download_url: str = _flag(
         "runner-download-url", "DSTACK_RUNNER_DOWNLOAD_URL", "", "fetched when it is missing"
@@ -104,10 +105,6 @@ class Settings:
                 raise UsageError(f"--{flag}: {port} is not a port; expected 1-65535")
 
 
-DOCTOR = "doctor"
-"""The command that looks instead of serving."""
-
-
 @attrs.frozen
 class Invocation:
     """A command line, read: what is wanted, and the words that were no flags."""
@@ -115,26 +112,30 @@ class Invocation:
     settings: Settings
     version: bool = False
     help: bool = False
-    json: bool = False
-    """Print for programs; of commands alone."""
+    options: Mapping[str, str] = attrs.field(factory=dict)
+    """Of commands: the value of each that was given, "" for a switch."""
     words: tuple[str, ...] = ()
 
     @property
-    def command(self) -> str:
-        """The command, "" for the daemon: dstack's own shim ignores words it does not know."""
-        return DOCTOR if self.words[:1] == (DOCTOR,) else ""
+    def command(self) -> Command | None:
+        """The command, None for the daemon."""
+        return COMMANDS.get(self.words[0]) if self.words else None
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What follows the command."""
+        return self.words[1:]
+
+    @property
+    def json(self) -> bool:
+        """Whether to print for programs."""
+        return "json" in self.options
 
 
 _FLAGS: Mapping[str, attrs.Attribute[Any]] = {
     flag: field for field in attrs.fields(Settings) for flag in field.metadata["flags"]
 }
-_SWITCHES: Mapping[str, str] = {
-    "version": "version",
-    "v": "version",
-    "help": "help",
-    "h": "help",
-    "json": "json",
-}
+_SWITCHES: Mapping[str, str] = {"version": "version", "v": "version", "help": "help", "h": "help"}
 
 
 def read_invocation(argv: list[str], environ: Mapping[str, str]) -> Invocation:
@@ -146,11 +147,95 @@ def read_invocation(argv: list[str], environ: Mapping[str, str]) -> Invocation:
 
     Raises ``UsageError`` naming the flag or variable and what was expected.
     """
-    given, switches, words = _read_flags(argv)
-    if switches & {"version", "help"}:
+    given = _read_flags(argv)
+    if given.switches:
         return Invocation(
-            Settings(), version="version" in switches, help="help" in switches, words=words
+            Settings(),
+            version="version" in given.switches,
+            help="help" in given.switches,
+            words=tuple(given.words),
         )
+    _check_first_word(argv)
+    invocation = Invocation(
+        _settings(given.values, environ), options=given.options, words=tuple(given.words)
+    )
+    _check_command(invocation)
+    return invocation
+
+
+def names_command(argv: list[str]) -> bool:
+    """Whether this is the command line of a command, however wrong the rest of it is."""
+    words = iter(argv)
+    for word in words:
+        found = _read_flag(word)
+        if found is None:
+            return word in COMMANDS
+        name, value = found
+        if value is None and _takes_value(name):
+            next(words, None)
+    return False
+
+
+@attrs.define
+class _Given:
+    """What a command line holds, each kind by itself."""
+
+    values: dict[str, object] = attrs.field(factory=dict)
+    options: dict[str, str] = attrs.field(factory=dict)
+    switches: set[str] = attrs.field(factory=set)
+    words: list[str] = attrs.field(factory=list)
+
+
+def _read_flags(argv: list[str]) -> _Given:
+    given = _Given()
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            given.words += rest
+            break
+        found = _read_flag(word)
+        if found is None:
+            given.words.append(word)
+            continue
+        name, value = found
+        if name in _SWITCHES:
+            given.switches.add(_SWITCHES[name])
+            continue
+        if name not in _FLAGS and name not in OPTIONS:
+            raise UsageError(f"unknown flag {word.partition('=')[0]}; see --help")
+        if value is None and _takes_value(name):
+            if not rest:
+                raise UsageError(f"--{name}: expected a value")
+            value = rest.pop(0)
+        if name in OPTIONS:
+            given.options[OPTIONS[name].name] = _of_option(name, value)
+            continue
+        field = _FLAGS[name]
+        text = "true" if value is None else value
+        given.values[field.name] = _converted(field, f"--{name}", text)
+    return given
+
+
+def _read_flag(word: str) -> tuple[str, str | None] | None:
+    """Name and value of a flag, None for a word that is none."""
+    found = re.fullmatch(r"--?([A-Za-z][A-Za-z0-9-]*)(?:=(.*))?", word, re.DOTALL)
+    return (found[1], found[2]) if found else None
+
+
+def _takes_value(name: str) -> bool:
+    if name in OPTIONS:
+        return OPTIONS[name].value != ""
+    return name in _FLAGS and _kind(_FLAGS[name]) != "bool"
+
+
+def _of_option(name: str, value: str | None) -> str:
+    if value is not None and not _takes_value(name):
+        raise UsageError(f"--{name} takes no value")
+    return value or ""
+
+
+def _settings(given: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
     values: dict[str, object] = {}
     for field in attrs.fields(Settings):
         variable = field.metadata["variable"]
@@ -162,40 +247,32 @@ def read_invocation(argv: list[str], environ: Mapping[str, str]) -> Invocation:
                 values[field.name] = value
     settings = Settings(**values)  # type: ignore[arg-type]  # each value was read for its field
     settings.check()
-    invocation = Invocation(settings, json="json" in switches, words=words)
-    if invocation.json and not invocation.command:
-        raise UsageError(f"--json is a flag of {DOCTOR}; see --help")
-    return invocation
+    return settings
 
 
-def _read_flags(argv: list[str]) -> tuple[dict[str, object], set[str], tuple[str, ...]]:
-    given: dict[str, object] = {}
-    switches: set[str] = set()
-    words: list[str] = []
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        found = re.fullmatch(r"--?([A-Za-z][A-Za-z0-9-]*)(?:=(.*))?", word, re.DOTALL)
-        if word == "--" or found is None:
-            words += rest if word == "--" else [word]
-            if word == "--":
-                break
-            continue
-        name, value = found.group(1), found.group(2)
-        if name in _SWITCHES:
-            switches.add(_SWITCHES[name])
-            continue
-        field = _FLAGS.get(name)
-        if field is None:
-            raise UsageError(f"unknown flag {word.partition('=')[0]}; see --help")
-        if value is None and _kind(field) == "bool":
-            value = "true"
-        elif value is None:
-            if not rest:
-                raise UsageError(f"--{name}: expected a value")
-            value = rest.pop(0)
-        given[field.name] = _converted(field, f"--{name}", value)
-    return given, switches, tuple(words)
+def _check_first_word(argv: list[str]) -> None:
+    """Later words change nothing, as with dstack's own shim; but a command misspelt, or one of a
+    later release, must not start a daemon.
+    """
+    if argv and _read_flag(argv[0]) is None and argv[0] not in {"--", *COMMANDS}:
+        raise UsageError(f"{argv[0]!r} is no command; expected one of {', '.join(COMMANDS)}")
+
+
+def _check_command(invocation: Invocation) -> None:
+    command = invocation.command
+    known = {option.name for option in command.options} if command else set()
+    for name in invocation.options:
+        if name not in known:
+            where = f"of {command.name}" if command else "of the daemon"
+            raise UsageError(f"--{name} is no flag {where}; see --help")
+    if command is None:
+        return
+    count = len(invocation.arguments)
+    if count < command.fewest_arguments:
+        raise UsageError(f"{command.name}: expected {command.argument}; see --help")
+    if count > command.most_arguments:
+        extra = invocation.arguments[command.most_arguments]
+        raise UsageError(f"{command.name}: {extra!r} is one word too many; see --help")
 
 
 def _from_variable(field: attrs.Attribute[Any], variable: str, text: str) -> object:
@@ -222,26 +299,3 @@ def _converted(field: attrs.Attribute[Any], source: str, text: str) -> object:
 def _kind(field: attrs.Attribute[Any]) -> str:
     # Postponed annotations are text at run time, whatever attrs' own type hint says.
     return str(field.type)
-
-
-def usage() -> str:
-    """The help text: every flag with its variable and default."""
-    lines = [
-        "usage: dstack-shim [flags]",
-        f"       dstack-shim {DOCTOR} [--json] [flags]",
-        "",
-        "Runs dstack jobs on this host as Docker containers. Flags may be -flag or --flag; each",
-        "has an environment variable, which it overrides.",
-        "",
-        f"{DOCTOR} changes nothing: it tells what a start on the same home would do. It exits with",
-        "0 if every task would be kept, 1 if there is something to look at, 2 if it cannot tell.",
-        "",
-    ]
-    for field in attrs.fields(Settings):
-        meta = field.metadata
-        name = f"--{meta['flags'][0]}"
-        default = "" if field.default in ("", False) else f" (default {field.default})"
-        lines.append(f"  {name:<28}{meta['help']}{default}")
-        lines.append(f"  {'':<28}${meta['variable']}")
-    lines.append(f"  {'--version, -v':<28}print the version")
-    return "\n".join(lines)

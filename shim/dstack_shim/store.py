@@ -75,17 +75,18 @@ class Store:
         What is read is certain to survive a power cut: a crash may have come between a rename
         and its flush, and what a restarted shim answers rests on what it reads here.
         """
-        if not os.path.lexists(self._runners):
-            return ()  # no shim has run on this home yet
-        with _as_store_error("list", self._runners), os.scandir(self._runners) as entries:
-            names = sorted(
-                entry.name
-                for entry in entries
-                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
-            )
-        found = tuple(self._found(name) for name in names)
-        self._make_certain(self._runners)
-        return found
+        found = []
+        for name in self._names():
+            found.append(self._found(name))
+            if found[-1].kind is RecordKind.GOOD:
+                self._make_certain(self._runners / name)
+        if os.path.lexists(self._runners):
+            self._make_certain(self._runners)
+        return tuple(found)
+
+    def glance(self) -> tuple[FoundDir, ...]:
+        """The same for who only looks, beside a running shim too: nothing is flushed for it."""
+        return tuple(self._found(name) for name in self._names())
 
     def set_aside_before(self) -> tuple[str, ...]:
         """The damaged records that were set aside and nobody has looked at: directory/name."""
@@ -170,6 +171,16 @@ class Store:
         with _as_store_error("open", path / "pull.log"), _opened(path) as fd:
             return os.fdopen(os.open("pull.log", flags, 0o600, dir_fd=fd), "wb")
 
+    def _names(self) -> list[str]:
+        if not os.path.lexists(self._runners):
+            return []  # no shim has run on this home yet
+        with _as_store_error("list", self._runners), os.scandir(self._runners) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+            )
+
     def _found(self, name: str) -> FoundDir:
         try:
             raw = _read(self._runners / name, RECORD)
@@ -183,7 +194,6 @@ class Store:
         except OSError as error:
             # Not read is not damaged: a disk error may pass, and the file is left as it is.
             return FoundDir(name, RecordKind.UNREADABLE, problem=str(error))
-        self._make_certain(self._runners / name)
         return FoundDir(name, RecordKind.GOOD, record)
 
     def _make_certain(self, directory: Path) -> None:

@@ -7,6 +7,8 @@ here: give it its place, below everybody who needs it.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,9 +28,9 @@ OTHERS_SEEN = {  # the packages of ours that each may import
 # From the ground up: a room imports only rooms before it.
 ORDER = (
     *("errors", "build", "clock", "cancelling", "log", "records", "staged"),
-    *("settings", "home", "host", "store", "resources", "engine", "tasks"),
+    *("commands", "settings", "home", "host", "store", "resources", "engine", "tasks"),
     *("installed", "download", "components", "recipe", "instance", "wiring"),
-    *("guard", "doctor", "api", "daemon", "cli", "__main__"),
+    *("guard", "doctor", "api", "daemon", "console", "cli", "__main__"),
 )
 # What only some rooms may know of the world outside.
 ONLY_IN = {
@@ -37,9 +39,12 @@ ONLY_IN = {
     "urllib3": {"dstack_shim.engine", "dstack_shim.download"},
     "starlette": {"dstack_shim.api"},
     "uvicorn": {"dstack_shim.api"},
-    "httpx": {"dstack_shim_contracts.client"},
+    "httpx": {"dstack_shim_contracts.client", "dstack_shim.console"},
+    "rich": {"dstack_shim.console"},
     "subprocess": {"dstack_shim.host"},
 }
+# What the console, which is for people and only looks, must not know of the shim.
+NOT_FOR_THE_CONSOLE = {"api", "daemon", "components", "wiring", "doctor"}
 # Of the engine, the core knows the words, never the connection.
 CORE_SEES_OF_ENGINE = {"dstack_shim.engine.protocol", "dstack_shim.engine.container"}
 PURE = ("outcomes", "recovery", "task")
@@ -111,6 +116,29 @@ def test_the_core_knows_of_the_engine_its_words_only() -> None:
         if name.startswith("dstack_shim.tasks."):
             seen = {module for module in imports(path) if module.startswith("dstack_shim.engine")}
             assert seen <= CORE_SEES_OF_ENGINE, name
+
+
+def test_the_console_knows_no_daemon_and_alone_asks_a_shim() -> None:
+    for name, path in MODULES:
+        if name.startswith("dstack_shim."):
+            seen = set(imports(path))
+            if room(name) == "console":
+                rooms = {room(module) for module in seen if module.startswith("dstack_shim.")}
+                assert not rooms & NOT_FOR_THE_CONSOLE, name
+            else:
+                assert "dstack_shim_contracts.client" not in seen, name
+
+
+def test_the_daemon_loads_nothing_of_the_console() -> None:
+    """Not even by way of somebody else: what is for people costs it neither time nor memory."""
+    look = "import sys, dstack_shim.cli, dstack_shim.daemon; print('\\n'.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = done.stdout.split()
+    assert "dstack_shim.daemon" in loaded
+    strangers = {"rich", "httpx", "httpcore", "dstack_shim.console"}
+    assert not strangers & {*loaded, *(module.split(".")[0] for module in loaded)}
 
 
 @pytest.mark.parametrize("name", PURE)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dstack_shim.commands import DOCTOR, LOGS
+from dstack_shim.console import manual
 from dstack_shim.errors import UsageError
-from dstack_shim.settings import Settings, read_invocation, usage
+from dstack_shim.settings import Settings, names_command, read_invocation
 
 
 def read(*argv: str, **environ: str) -> Settings:
@@ -115,8 +117,9 @@ def test_version_is_answered_whatever_the_environment_holds(flag: str) -> None:
 
 
 def test_words_that_are_no_flags_are_kept_and_change_nothing() -> None:
-    invocation = read_invocation(["ps", "--shim-home", "/a", "--", "--service"], {})
-    assert invocation.words == ("ps", "--service")
+    invocation = read_invocation(["--shim-home", "/a", "on", "--", "--service"], {})
+    assert invocation.words == ("on", "--service")
+    assert invocation.command is None
     assert invocation.settings == Settings(shim_home="/a")
 
 
@@ -126,7 +129,7 @@ def test_the_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_help_names_every_flag_and_variable() -> None:
-    text = usage()
+    text = manual.usage()
     for flag in ("--shim-home", "--dcgm-address", "--version"):
         assert flag in text
     for variable in ("$DSTACK_SHIM_HOME", "$PJRT_DEVICE", "$DSTACK_SERVICE_MODE"):
@@ -134,14 +137,54 @@ def test_the_help_names_every_flag_and_variable() -> None:
 
 
 def test_the_first_word_names_a_command_only_if_it_is_one() -> None:
-    assert read_invocation(["doctor"], {}).command == "doctor"
+    assert read_invocation(["doctor"], {}).command is DOCTOR
     assert read_invocation(["--service", "doctor", "--json"], {}).json
-    assert read_invocation(["ps", "doctor"], {}).command == ""
+    assert read_invocation(["--service", "on", "doctor"], {}).command is None
 
 
-def test_json_is_of_commands_alone() -> None:
-    with pytest.raises(UsageError, match="--json"):
-        read_invocation(["--json"], {})
+@pytest.mark.parametrize("words", [["pss"], ["upgrade", "--json"], ["", "ps"]])
+def test_a_command_nobody_knows_starts_no_daemon(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="is no command; expected one of ps"):
+        read_invocation(words, {})
+
+
+def test_what_a_command_is_given_is_read_wherever_it_stands() -> None:
+    invocation = read_invocation(["--shim-home", "/a", "logs", "-n", "5", "t1", "--follow"], {})
+    assert invocation.command is LOGS
+    assert invocation.arguments == ("t1",)
+    assert invocation.options == {"lines": "5", "follow": ""}
+    assert invocation.settings.shim_home == "/a"
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--json"], "--json is no flag of the daemon"),
+        (["ps", "--raw"], "--raw is no flag of ps"),
+        (["ps", "--json=yes"], "--json takes no value"),
+        (["logs", "-n"], "--n: expected a value"),
+        (["logs"], "logs: expected ID"),
+        (["show", "a", "b"], "show: 'b' is one word too many"),
+        (["ps", "t1"], "ps: 't1' is one word too many"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_named(words: list[str], names: str) -> None:
+    with pytest.raises(UsageError, match=names):
+        read_invocation(words, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "does"),
+    [
+        (["ps", "--no-such-flag"], True),
+        (["--shim-home", "ps"], False),
+        (["--shim-home", "/a", "-f", "logs"], True),
+        (["--service", "false", "ps"], False),
+        ([], False),
+    ],
+)
+def test_a_wrong_command_line_still_tells_whose_it_is(words: list[str], does: bool) -> None:
+    assert names_command(words) is does
 
 
 @pytest.mark.parametrize("words", [["doctor", "--version"], ["--json", "--help", "doctor"]])

@@ -1,0 +1,55 @@
+"""The commands for people: what is on this host, told beside a running shim, without one, and
+without an engine.
+
+Only the command line imports this, and only for a command: rich and httpx stay out of the daemon.
+Nothing is changed, locked or flushed here. Everything a task could have chosen (names, output,
+messages) is shown as text and never reaches a terminal raw, see :mod:`dstack_shim.console.text`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from dstack_shim.errors import ShimError
+from dstack_shim.settings import Invocation
+
+INTERRUPTED, NOBODY_READS = 130, 141
+"""What a shell shows for a program ended by SIGINT and SIGPIPE."""
+
+
+def run(invocation: Invocation) -> int:
+    """Carry out a command; returns the exit code.
+
+    Raises ``ShimError`` for what is to be said in one line and exit code 1.
+    """
+    assert invocation.command is not None
+    try:
+        code = _of(invocation.command.name)(invocation)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered would fail again at the exit, with a trace.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+    return code
+
+
+def _of(name: str) -> Callable[[Invocation], int]:
+    if name == "completion":
+        from dstack_shim.console import completion  # noqa: PLC0415 - needs nothing else
+
+        return completion.run
+    if name == "events":
+        from dstack_shim.console import events  # noqa: PLC0415 - asks nobody
+
+        return events.run
+    try:
+        from dstack_shim.console import logs, ps, show, status  # noqa: PLC0415 - see below
+    except ModuleNotFoundError as error:
+        raise ShimError(
+            f"{name} needs {error.name}: install dstack-shim[console], or use the single file"
+        ) from error
+    return {"ps": ps.run, "show": show.run, "logs": logs.run, "status": status.run}[name]
