@@ -29,8 +29,9 @@ DCGM_RESULTS: Final = (0, 10, 20)
 
 @attrs.frozen
 class LastUpgrade:
-    """Ours: how a replacement in place went. ``outcome`` is a word for programs (``done``,
-    ``refused``, ``rolled-back``, ``died``, ``interrupted``; more may come), ``reason`` for people.
+    """Ours: how a replacement in place went. ``outcome`` is a word for programs (``trying``
+    while it goes on, ``done``, ``refused``, ``rolled-back``, ``died``, ``interrupted``; more may
+    come), ``reason`` for people.
     """
 
     from_version: str

@@ -30,8 +30,12 @@ def version() -> str:
     return value if isinstance(value, str) and value else DEFAULT_VERSION
 
 
+@lru_cache(maxsize=1)
 def own_file() -> Path | None:
-    """The single-file build this process runs from; None when run from an installation."""
+    """The single-file build this process was started from; None when run from an installation.
+
+    Looked for once: a file that takes over is renamed while it runs.
+    """
     for parent in Path(__file__).parents:
         if parent.is_file():
             return parent

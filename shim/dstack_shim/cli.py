@@ -11,7 +11,7 @@ import os
 import sys
 
 from dstack_shim import build
-from dstack_shim.commands import DOCTOR, WRONG_USE
+from dstack_shim.commands import CHECK, DOCTOR, WRONG_USE
 from dstack_shim.errors import ShimError, UsageError
 from dstack_shim.settings import Invocation, names_command, read_invocation
 
@@ -34,6 +34,10 @@ def main(argv: list[str] | None = None) -> int:
             from dstack_shim import doctor  # noqa: PLC0415 - see above
 
             return asyncio.run(doctor.run(invocation.settings, as_json=invocation.json))
+        if invocation.command is CHECK:
+            from dstack_shim import check  # noqa: PLC0415 - see above
+
+            return asyncio.run(check.run(invocation.settings))
         if invocation.command:
             from dstack_shim import console  # noqa: PLC0415 - see above
 

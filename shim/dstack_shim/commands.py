@@ -158,6 +158,17 @@ STATUS = Command(
     options=(JSON,),
     exits={**_NO_HOME, NOT_RUNNING: "no shim answers"},
 )
+CHECK = Command(
+    "check",
+    "report to a running shim what this file would do in its place",
+    (
+        (
+            "Asked by a shim, with its own flags, of a file that is to take over from it. Changes "
+            "nothing; the report is JSON. People ask doctor."
+        ),
+    ),
+    exits={1: "it cannot tell"},
+)
 COMPLETION = Command(
     "completion",
     "print what makes a shell complete these commands",
@@ -171,7 +182,7 @@ COMPLETION = Command(
 )
 
 COMMANDS: Mapping[str, Command] = {
-    command.name: command for command in (PS, SHOW, LOGS, EVENTS, STATUS, DOCTOR, COMPLETION)
+    command.name: command for command in (PS, SHOW, LOGS, EVENTS, STATUS, DOCTOR, CHECK, COMPLETION)
 }
 """Every command by its name, in the order in which they are told."""
 

@@ -13,9 +13,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 from dstack_shim_contracts.api import (
     RUNNER,
     SHIM,
@@ -125,6 +126,7 @@ class InstalledComponents:
         self._seen: dict[str, _Seen] = {}
         self._refused: dict[str, _Refusal] = {}  # by content
         self._unfit: dict[str, _Unfit] = {}
+        self._reserved: set[str] = set()
         self._closed = False
 
     # -- what there is
@@ -158,9 +160,18 @@ class InstalledComponents:
         for name, target in self._targets.items():
             for path in [*sweep(target.path), *sweep(target.destination)]:
                 self._log.info("component.leftover_removed", component=name, path=path)
-            file = await self._readers[name].read(target.installed, timeout=PATIENT)
+            file = await self._readers[name].read(target.path, timeout=PATIENT)
             if file is not None and not file.version:
-                raise StartupError(f"{target.installed} is not usable: {file.problem}")
+                raise StartupError(f"{target.path} is not usable: {file.problem}")
+            if target.waiting is not None:
+                await self._check_waiting(name, target.waiting)
+
+    async def _check_waiting(self, name: str, waiting: Path) -> None:
+        """Drop a file that waits and has become unusable: the one at the path does without it."""
+        file = await self._readers[name].read(waiting, timeout=PATIENT)
+        if file is not None and not file.version:
+            self._log.warning("component.dropped", component=name, error=file.problem)
+            await asyncio.to_thread(_unlink, waiting)
 
     async def fetch_if_missing(self, name: str, url: str) -> None:
         """Install a component now, unless its file is there.
@@ -181,7 +192,22 @@ class InstalledComponents:
     @property
     def installing(self) -> tuple[str, ...]:
         """The components that are being installed now."""
-        return tuple(self._installing)
+        return tuple({**self._installing, **dict.fromkeys(self._reserved)})
+
+    async def reserve(self, name: str) -> None:
+        """Cancel an install of this component and let none begin, until it is released.
+
+        For who is about to use its file; it is shown as being installed meanwhile.
+        """
+        self._reserved.add(name)
+        task = self._installing.get(name)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def release(self, name: str) -> None:
+        """Let installs begin again."""
+        self._reserved.discard(name)
 
     def install(self, request: ComponentInstallRequest) -> None:
         """Begin to install a component in the background; it is ``installing`` from now on.
@@ -198,7 +224,7 @@ class InstalledComponents:
             raise InstallRefused("url: expected the address of the component's file")
         if request.sha256 and not _SHA256.fullmatch(request.sha256.lower()):
             raise InstallRefused("sha256: expected 64 hexadecimal digits")
-        if request.name in self._installing:
+        if request.name in self.installing:
             raise InstallInProgress(f"{request.name} is being installed")
         if self._closed:
             raise ShuttingDown("the shim is going away")
@@ -213,9 +239,16 @@ class InstalledComponents:
         The component is listed as ``error`` with ``version``, which stock servers from 0.21.5
         on leave alone, until another content is installed.
         """
-        self._refused[sha256] = _Refusal(reason, float("inf"))
+        self.avoid(name, sha256, reason)
         self._unfit[name] = _Unfit(version, FileIdentity.of(self._targets[name].path))
         self._log.error("component.refused", component=name, version=version, reason=reason)
+
+    def avoid(self, name: str, sha256: str, reason: str) -> None:
+        """Never install this content again."""
+        self._refused[sha256] = _Refusal(reason, float("inf"))
+        seen = self._seen.get(name)
+        if seen is not None and seen.content.sha256 == sha256:
+            self._seen[name] = evolve(seen, identity=None, refused=True)
 
     async def close(self) -> None:
         """Cancel what is being installed; nothing half-done stays on disk."""
@@ -227,7 +260,7 @@ class InstalledComponents:
             await asyncio.wait(tasks)
 
     async def _component(self, name: str) -> Component:
-        if name in self._installing:
+        if name in self.installing:
             return Component(name, "", ComponentStatus.INSTALLING)
         target = self._targets[name]
         unfit = self._unfit.get(name)
@@ -339,6 +372,11 @@ class InstalledComponents:
     def _check_refused(self, sha256: str) -> None:
         if self._is_refused(sha256):
             raise ComponentError(f"refused before: {self._refused[sha256].reason}")
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def _as_component(name: str, file: ProgramFile | None) -> Component:

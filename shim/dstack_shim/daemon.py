@@ -18,14 +18,11 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import attrs
 from dstack_shim_contracts.api import (
     RUNNER,
     SHIM,
@@ -39,19 +36,20 @@ from dstack_shim_contracts.api import (
 )
 from dstack_shim_contracts.features import FEATURES
 from dstack_shim_contracts.gate import decide
+from dstack_shim_contracts.upgrade import Handover
 
-from dstack_shim import build
+from dstack_shim import build, takeover
 from dstack_shim.api.access import AccessCheck
 from dstack_shim.api.app import make_app
-from dstack_shim.api.server import Server, listen
+from dstack_shim.api.server import HOST, Server, listen
 from dstack_shim.cancelling import to_its_end
 from dstack_shim.clock import Clock, SystemClock
 from dstack_shim.components import InstalledComponents, Target
+from dstack_shim.departure import Departure
 from dstack_shim.engine.docker import DockerEngine
 from dstack_shim.engine.protocol import Engine, EngineInfo
 from dstack_shim.engine.workers import Workers
-from dstack_shim.errors import EngineError, ShutdownUnsafe, StartupError
-from dstack_shim.guard import obstacles
+from dstack_shim.errors import EngineError, ShutdownUnsafe, StartupError, UpgradeRefused
 from dstack_shim.home import check_home, lock_home
 from dstack_shim.host.callers import Callers
 from dstack_shim.host.commands import run as run_command
@@ -60,6 +58,7 @@ from dstack_shim.host.gpus import GpuInventory, GpuVendor
 from dstack_shim.host.info import host_info, write_host_info
 from dstack_shim.instance import Instance, look_around
 from dstack_shim.log import EventLog, open_log, parse_level
+from dstack_shim.obstacles import obstacles
 from dstack_shim.recipe import Recipe
 from dstack_shim.resources.gpus import GpuLocks
 from dstack_shim.resources.host_keys import HostKeys
@@ -67,7 +66,10 @@ from dstack_shim.resources.instance_mounts import InstanceMounts
 from dstack_shim.resources.volumes import Volumes
 from dstack_shim.settings import Settings
 from dstack_shim.store import Store
+from dstack_shim.takeover import Possessions, Watchdog
 from dstack_shim.tasks.core import Core
+from dstack_shim.upgrade import Upgrades, rfc3339, shim_target
+from dstack_shim.upgrade_state import UpgradeFile
 from dstack_shim.wiring import make_core
 
 ENGINE_PATIENCE = 4.0
@@ -79,18 +81,12 @@ DRAIN = 5.0
 """Seconds given at a stop to what is under way."""
 FORCED_DRAIN = 0.5
 """Seconds given when the stop was forced: enough to answer the request that asked for it."""
+LAST_DRAIN = 1.0
+"""Seconds given to requests under way when a successor waits: its clients wait as long."""
 _DISK_WORKERS = 4
 _ONE_WORKER = "DSTACK_SHIM_ONE_WORKER"
 
 T = TypeVar("T")
-
-
-@attrs.frozen
-class Possessions:
-    """What this process holds and a successor takes over: descriptors that outlive ``execve``."""
-
-    socket: socket.socket
-    lock: int
 
 
 async def run(settings: Settings) -> int:
@@ -100,13 +96,19 @@ async def run(settings: Settings) -> int:
     """
     home = check_home(settings.home())
     log = _open_log(settings, home)
+    received = takeover.receive(os.environ, home, (HOST, settings.shim_http_port), log)
+    given, possessions = received or (None, None)
+    watchdog = Watchdog(given, log) if given is not None and not given.rolled_back else None
     try:
-        possessions = Possessions(lock=lock_home(home), socket=listen(settings.shim_http_port))
+        if possessions is None:
+            possessions = Possessions(lock=lock_home(home), socket=listen(settings.shim_http_port))
         log.info("daemon.starting", version=build.version(), pid=os.getpid(), home=home)
-        daemon = Daemon(settings, home, possessions, log)
-        await daemon.run()
-    except StartupError as error:
-        log.error("daemon.not_started", error=error)  # noqa: TRY400 - no fault of ours: no trace
+        await Daemon(settings, home, possessions, log, given, watchdog).run()
+    except Exception as error:
+        if watchdog is not None:
+            watchdog.go_back(f"it did not start: {error}")
+        if isinstance(error, StartupError):
+            log.error("daemon.not_started", error=error)  # noqa: TRY400 - no fault of ours: no trace
         raise
     return 0
 
@@ -117,7 +119,13 @@ class Daemon:
     tasks: Core
 
     def __init__(
-        self, settings: Settings, home: Path, possessions: Possessions, log: EventLog
+        self,
+        settings: Settings,
+        home: Path,
+        possessions: Possessions,
+        log: EventLog,
+        given: Handover | None,
+        watchdog: Watchdog | None,
     ) -> None:
         self._settings = settings
         self._home = home
@@ -125,26 +133,29 @@ class Daemon:
         self._log = log
         self._clock: Clock = SystemClock()
         runner = Target(RUNNER, Path(settings.runner_binary_path))
-        shim = Target(SHIM, Path(settings.shim_binary_path or build.own_path()))
+        path = given.path if given is not None else settings.shim_binary_path or build.own_path()
+        shim = shim_target(Path(path), given)
         self._components = InstalledComponents((runner, shim), run_command, log)
-        self._stop = asyncio.Event()
-        self._forced = False
-        self._implementation = Implementation(
-            name=build.IMPLEMENTATION_NAME,
-            version=build.IMPLEMENTATION_VERSION,
-            generation=0,
-            started_at=_rfc3339(self._clock.now()),
+        self._given = given
+        self._watchdog = watchdog
+        self._upgrades = Upgrades(
+            shim, self._components, UpgradeFile(home, log), run_command, self._clock.now, log
         )
+        self._departure = Departure(self._upgrades, log)
+        self._generation = given.generation if given is not None else 0
+        self._started = self._clock.now()
         self._inventory = GpuInventory()
         self._telemetry = GpuTelemetry()
 
     async def run(self) -> None:
         """Start, serve until :meth:`shut_down` or a signal, stop."""
         self._handle_signals()
+        await self._begin_upgrades()
         disk, engine = self._make_workers()
         info = await self._greet(engine)
         await self._check_components()
-        instance = await look_around(run_command, self._log)
+        known = takeover.inventory_of(self._given) if self._given is not None else None
+        instance = await look_around(run_command, self._log, known)
         self._inventory = instance.inventory
         self.tasks = self._make_core(disk, engine, instance)
         self._telemetry = self._open_telemetry()
@@ -154,11 +165,39 @@ class Daemon:
         server = Server(self._guarded(), self._possessions.socket)
         server.start()
         step = asyncio.ensure_future(self.tasks.attend(STEP_INTERVAL, QUIET_INTERVAL))
+        probation: asyncio.Future[None] | None = None
         self._log.info("daemon.serving", port=self._settings.shim_http_port)
         try:
-            await self._stop.wait()
+            await self._enter_service()
+            probation = asyncio.ensure_future(self._upgrades.end_probation())
+            await self._departure.wait()
         finally:
-            await self._go(server, step, engine)
+            if probation is not None:
+                probation.cancel()
+            await self._leave(server, step, engine)
+        if self._departure.successor is not None:
+            self._upgrades.execute(self._possessions, self._generation, self._inventory)
+
+    async def _begin_upgrades(self) -> None:
+        """Find out how the last replacement went, and watch the one under way."""
+        if self._watchdog is not None:
+            self._watchdog.start()
+            # Until it has taken its place, the file that waits is this one.
+            await self._components.reserve(SHIM)
+        self._upgrades.begin(self._given, self._possessions)
+
+    async def _enter_service(self) -> None:
+        """Take the place of the file before this one, where this process took over."""
+        if self._watchdog is not None and self._departure.is_under_way:
+            self._watchdog.settle(self._upgrades.interrupt)
+        elif self._watchdog is not None:
+            try:
+                await self._upgrades.prove((HOST, self._settings.shim_http_port), self._generation)
+                await asyncio.to_thread(self._watchdog.settle, self._upgrades.take_place)
+            except (UpgradeRefused, OSError) as error:
+                self._watchdog.go_back(str(error))
+            self._components.release(SHIM)
+        signal.alarm(0)  # of a roll-back
 
     def _guarded(self) -> AccessCheck:
         answers_jobs = self._settings.answer_jobs
@@ -213,7 +252,14 @@ class Daemon:
             service=build.NAME,
             version=build.version(),
             features=tuple(FEATURES),
-            implementation=self._implementation,
+            implementation=Implementation(
+                name=build.IMPLEMENTATION_NAME,
+                version=build.IMPLEMENTATION_VERSION,
+                generation=self._generation,
+                started_at=rfc3339(self._started),
+                uptime=max(0, int(self._clock.now() - self._started)),
+                last_upgrade=self._upgrades.last,
+            ),
         )
 
     async def instance_health(self) -> InstanceHealth:
@@ -248,9 +294,12 @@ class Daemon:
 
         Raises ``ShutdownUnsafe``; nothing has changed then.
         """
-        if only_if_safe:
+        if only_if_safe and not self._departure.is_under_way:
             await self._hold_if_safe()
-        self._begin_to_stop(force=force)
+        if force:
+            self._departure.exit(force=True)
+        else:
+            self._departure.begin(self.tasks)
 
     async def _hold_if_safe(self) -> None:
         listed = (await self._components.list()).components
@@ -261,11 +310,6 @@ class Daemon:
         if found:
             self.tasks.admit()
             raise ShutdownUnsafe(ShutdownRefusal(found))
-
-    def _begin_to_stop(self, *, force: bool) -> None:
-        self._log.info("daemon.stopping", force=force)
-        self._forced = self._forced or force
-        self._stop.set()
 
     async def _greet(self, engine: Engine) -> EngineInfo:
         try:
@@ -300,22 +344,40 @@ class Daemon:
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: self._begin_to_stop(force=False))
+            loop.add_signal_handler(number, lambda: self._departure.exit(force=False))
 
-    async def _go(self, server: Server, step: asyncio.Future[None], engine: Engine) -> None:
-        limit = FORCED_DRAIN if self._forced else DRAIN
+    async def _leave(self, server: Server, step: asyncio.Future[None], engine: Engine) -> None:
+        if self._departure.successor is not None:
+            await self._let_go(server, step)
+        else:
+            await self._go(server, step)
+            self._upgrades.confirm()
+        await engine.close()
+        self._log.info("daemon.stopped")
+
+    async def _go(self, server: Server, step: asyncio.Future[None]) -> None:
+        """Accept nobody, and finish what is under way."""
+        limit = FORCED_DRAIN if self._departure.forced else DRAIN
         server.stop_accepting()
-        step.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await step
+        await _stopped(step)
         await asyncio.gather(
             self.tasks.drain(limit),
             server.drain(limit),
             self._components.close(),
             self._telemetry.close(),
         )
-        await engine.close()
-        self._log.info("daemon.stopped")
+
+    async def _let_go(self, server: Server, step: asyncio.Future[None]) -> None:
+        """Finish all work first, answering meanwhile: clients wait only for the rest."""
+        server.say_goodbye()
+        await asyncio.gather(
+            asyncio.wait({asyncio.ensure_future(_stopped(step))}, timeout=DRAIN),
+            self.tasks.drain(DRAIN),
+            self._components.close(),
+            self._telemetry.close(),
+        )
+        server.stop_accepting()
+        await server.drain(LAST_DRAIN)
 
 
 def _open_log(settings: Settings, home: Path) -> EventLog:
@@ -326,5 +388,7 @@ def _open_log(settings: Settings, home: Path) -> EventLog:
         raise StartupError(f"cannot open {home / 'shim.log'}: {error.strerror}") from error
 
 
-def _rfc3339(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+async def _stopped(step: asyncio.Future[None]) -> None:
+    step.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await step

@@ -22,6 +22,7 @@
      ├─ ComponentError              a component could not be installed
      │   ├─ InstallRefused          empty or unknown name, empty url               → 400
      │   └─ InstallInProgress       the same component is being installed          → 409
+     ├─ UpgradeRefused              a file would not do as our successor; we go on
      ├─ MetricsError                a task's GPU metrics are not to be had
      │   ├─ NoExporter              no dcgm-exporter runs on this host             → 404
      │   └─ ExporterFailed          it gave no answer                              → 502
@@ -124,6 +125,10 @@ class InstallRefused(ComponentError):
 
 class InstallInProgress(ComponentError):
     """The same component is being installed: ask again when it is done."""
+
+
+class UpgradeRefused(ShimError):
+    """A file will not take over, or has not proved itself; the text says why."""
 
 
 class MetricsError(ShimError):

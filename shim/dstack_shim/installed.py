@@ -16,7 +16,11 @@ from pathlib import Path
 from attrs import frozen
 from dstack_shim_contracts.api import SHIM
 from dstack_shim_contracts.errors import BodyError
-from dstack_shim_contracts.features import FEATURE_DOCUMENT_NAME, read_feature_document
+from dstack_shim_contracts.features import (
+    FEATURE_DOCUMENT_NAME,
+    FeatureDocument,
+    read_feature_document,
+)
 
 from dstack_shim.errors import CommandError, ComponentError
 from dstack_shim.host.commands import Runner
@@ -42,6 +46,13 @@ class FileIdentity:
     size: int
     modified: int
     changed: int
+
+    @property
+    def content(self) -> str:
+        """Tells two contents apart; the same after a change of name, mode or owner, and after a
+        reboot that gives the disk another number.
+        """
+        return f"{self.inode}:{self.size}:{self.modified}"
 
     @classmethod
     def of(cls, path: Path) -> FileIdentity | None:
@@ -99,15 +110,21 @@ async def read_version(run: Runner, path: Path, name: str, *, timeout: float) ->
 def read_features(path: Path, version: str) -> tuple[str, ...] | None:
     """Return the features a shim file lists in its document, without executing it.
 
-    None if there is no document, if it is malformed, or if it belongs to another version than
-    the file reports: then it says nothing about this file.
+    None if there is no sound document, or if it belongs to another version than the file
+    reports: then it says nothing about this file.
     """
+    document = read_document(path)
+    return document.features if document is not None and document.version == version else None
+
+
+def read_document(path: Path) -> FeatureDocument | None:
+    """Return what a shim file says of itself, without executing it; None if it says nothing."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(FEATURE_DOCUMENT_NAME) as member:
             raw = member.read(_MAX_DOCUMENT + 1)
         if len(raw) > _MAX_DOCUMENT:
             return None
-        document = read_feature_document(raw)
+        return read_feature_document(raw)
     except (
         OSError,
         BodyError,
@@ -121,7 +138,6 @@ def read_features(path: Path, version: str) -> tuple[str, ...] | None:
         OverflowError,
     ):
         return None
-    return document.features if document.version == version else None
 
 
 class ProgramReader:

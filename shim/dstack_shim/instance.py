@@ -57,10 +57,15 @@ class Instance:
         )
 
 
-async def look_around(run: Runner, log: EventLog) -> Instance:
-    """Find out what this host is. Tools that fail mean "no GPUs", never an error."""
+async def look_around(
+    run: Runner, log: EventLog, inventory: GpuInventory | None = None
+) -> Instance:
+    """Find out what this host is. Tools that fail mean "no GPUs", never an error.
+
+    With an ``inventory`` its GPUs are known and no tool is asked.
+    """
     return Instance(
-        inventory=await detect_gpus(run, log),
+        inventory=await detect_gpus(run, log) if inventory is None else inventory,
         boot=Boot(machine.boot_id(), boot_time()),
         has_infiniband=machine.has_infiniband(),
         has_hugepages=machine.has_huge_pages(),

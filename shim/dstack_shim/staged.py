@@ -54,6 +54,17 @@ class StagedFile:
             self.path.unlink()
         os.close(self._lock)
 
+    def fill(self, content: bytes) -> None:
+        """Write the whole content, flushed.
+
+        Raises:
+            OSError: not all of it is on disk.
+        """
+        with self.path.open("r+b") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
     def place(self) -> None:
         """Give the file its name, durably; what had the name is replaced at once.
 

@@ -30,7 +30,8 @@ ORDER = (
     *("errors", "build", "clock", "cancelling", "log", "records", "staged"),
     *("commands", "settings", "home", "host", "store", "resources", "engine", "tasks"),
     *("installed", "download", "components", "recipe", "instance", "wiring"),
-    *("guard", "doctor", "api", "daemon", "console", "cli", "__main__"),
+    *("obstacles", "takeover", "upgrade_state", "preflight", "upgrade", "departure"),
+    *("doctor", "check", "api", "daemon", "console", "cli", "__main__"),
 )
 # What only some rooms may know of the world outside.
 ONLY_IN = {

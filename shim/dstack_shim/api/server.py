@@ -23,6 +23,7 @@ from dstack_shim.errors import StartupError
 
 HOST = "127.0.0.1"
 _BACKLOG = 1024
+_FIRST_WORD = 0.5  # s for a connection that was accepted to ask something
 _LOOK = 0.01  # s between looks at the connections that still answer
 
 
@@ -70,17 +71,29 @@ class Server:
         """Accept nobody new; they wait in the backlog for whoever has the socket next."""
         asyncio.get_running_loop().remove_reader(self._sock)
 
+    def say_goodbye(self) -> None:
+        """Close each connection with its next answer, so that none is idle when all are closed."""
+        self._state.default_headers = [*self._state.default_headers, (b"connection", b"close")]
+
     async def drain(self, limit: float) -> None:
-        """Answer what is under way, for at most ``limit`` seconds, then close everything."""
+        """Answer what is under way, for at most ``limit`` seconds, then close everything.
+
+        Who was accepted and has not asked yet is waited for too, if not as long: to close such a
+        connection would be to refuse it.
+        """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + limit
+        begun = loop.time()
+        self.say_goodbye()
         if self._connecting:
             await asyncio.wait(self._connecting, timeout=limit)
-        for connection in tuple(self._state.connections):
-            connection.shutdown()
         # Polled: the library tells nobody when a connection closes
-        while self._state.connections and loop.time() < deadline:  # noqa: ASYNC110 - see above
+        while self._state.connections and loop.time() < begun + limit:
             await asyncio.sleep(_LOOK)
+            is_late = loop.time() >= begun + _FIRST_WORD
+            for connection in tuple(self._state.connections):
+                asked = getattr(connection, "cycle", None) is not None
+                if (asked or is_late) and not _is_closing(connection):
+                    connection.shutdown()
         for connection in tuple(self._state.connections):
             transport = connection.transport
             if transport is not None:
@@ -104,3 +117,8 @@ class Server:
             await asyncio.get_running_loop().connect_accepted_socket(make, connection)
         except OSError:
             connection.close()  # the client is gone again
+
+
+def _is_closing(connection: Any) -> bool:
+    transport = connection.transport
+    return transport is None or transport.is_closing()

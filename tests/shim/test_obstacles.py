@@ -6,7 +6,7 @@ from dstack_shim_contracts.api import SHIM, Component, ComponentStatus, Obstacle
 from dstack_shim_contracts.gate import ALWAYS_SAFE, Verdict
 from dstack_shim_contracts.statuses import TaskStatus
 
-from dstack_shim.guard import obstacles
+from dstack_shim.obstacles import obstacles
 
 TARGET = Component(SHIM, "0.21.2", ComponentStatus.INSTALLED)
 UNSAFE = Verdict(ALWAYS_SAFE, "not safe: installed file 0.21.2 keeps no state")
