@@ -44,7 +44,9 @@ RUNNER_1 = b"#!/bin/sh\necho dstack-runner version 1.0\n"
 RUNNER_2 = b"#!/bin/sh\necho dstack-runner version 2.0\n"
 
 
-def shim(version: str, features: tuple[str, ...] = ("persisted-state",)) -> bytes:
+def shim(
+    version: str, features: tuple[str, ...] = ("persisted-state",), takeover: int = 0
+) -> bytes:
     """Our single-file build in small."""
     raw = BytesIO()
     raw.write(f"#!/bin/sh\necho dstack-shim version {version}\nexit\n".encode())
@@ -53,6 +55,7 @@ def shim(version: str, features: tuple[str, ...] = ("persisted-state",)) -> byte
         "version": version,
         "features": features,
         "implementation": {"name": "ours", "version": "1"},
+        "takeover": takeover,
     }
     with zipfile.ZipFile(raw, "a") as archive:
         archive.writestr(zipfile.ZipInfo("dstack-shim.json"), json.dumps(document))
