@@ -182,7 +182,8 @@ COMPLETION = Command(
 )
 
 COMMANDS: Mapping[str, Command] = {
-    command.name: command for command in (PS, SHOW, LOGS, EVENTS, STATUS, DOCTOR, CHECK, COMPLETION)
+    command.name: command
+    for command in (PS, SHOW, LOGS, EVENTS, STATUS, DOCTOR, CHECK, COMPLETION)
 }
 """Every command by its name, in the order in which they are told."""
 
