@@ -160,7 +160,7 @@ STATUS = Command(
 )
 CHECK = Command(
     "check",
-    "report to a running shim what this file would do in its place",
+    "report to a running shim, before an upgrade",
     (
         (
             "Asked by a shim, with its own flags, of a file that is to take over from it. Changes "

@@ -6,8 +6,10 @@ tunnel's ``sshd``, somebody's ``curl``) is its mount namespace together with its
 or control group: services of the host may have a mount namespace of their own (systemd's
 ``PrivateTmp=``), but share the host's root.
 
-The facts are the kernel's: ``/proc/net/tcp{,6}`` (address → socket inode), ``/proc/PID/fd``
-(inode → process), ``/proc/PID/{ns/mnt,root,cgroup}``; see proc(5).
+The facts are the kernel's: one question over netlink (address → socket inode, sock_diag(7); where
+it knows no such thing, ``/proc/net/tcp{,6}``, which is read whole and grows with every connection
+of the last minute), ``/proc/PID/fd`` (inode → process), ``/proc/PID/{ns/mnt,root,cgroup}``; see
+proc(5).
 """
 
 # ruff: noqa: PTH115, PTH208 - pathlib doubles the time of a walk over all open files
@@ -18,9 +20,10 @@ import enum
 import ipaddress
 import os
 import re
+import socket
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
 
@@ -28,6 +31,12 @@ Address = tuple[str, int]
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
+_KERNEL_PATIENCE = 1.0  # s
+# linux/netlink.h, sock_diag.h, inet_diag.h
+_SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
+_ANY_STATE = _NO_COOKIE = 0xFFFFFFFF
+_HEAD = 16  # bytes of struct nlmsghdr
+_INODE_AT = _HEAD + 68  # idiag_inode, the last member of struct inet_diag_msg
 _REMEMBERED = 16  # owners tried first: tunnels stay, and so do those who try again and again
 
 
@@ -42,8 +51,13 @@ class Caller(enum.Enum):
 class Callers:
     """Looks callers up; safe to use from several threads, one look at a time."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        ask_kernel: Callable[[Address, Address], int] | None = None,
+    ) -> None:
         self._proc = proc
+        self._ask_kernel = ask_kernel or inode_by_netlink
         self._recent: deque[int] = deque(maxlen=_REMEMBERED)
         self._one_at_a_time = Lock()
         self._own_mounts = self._link("self/ns/mnt")
@@ -55,7 +69,7 @@ class Callers:
         the newest processes or was seen before, else as long as a walk over all open files.
         """
         with self._one_at_a_time:
-            inode = self._inode(caller, called)
+            inode = self._ask_kernel(caller, called) or self._inode(caller, called)
             pid = self._owner(inode) if inode else None
             if pid is None:
                 return Caller.UNKNOWN
@@ -126,6 +140,30 @@ class Callers:
             return os.readlink(f"{self._proc}/{name}")
         except OSError:
             return ""
+
+
+def inode_by_netlink(caller: Address, called: Address) -> int:
+    """The inode of the socket at ``caller`` that is connected to ``called``; 0 if the kernel
+    knows none, or cannot be asked this way.
+    """
+    # struct inet_diag_req_v2 and its inet_diag_sockid; no interface, no cookie.
+    request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, _ANY_STATE)
+    request += struct.pack("!HH", caller[1], called[1])
+    request += socket.inet_aton(caller[0]).ljust(16, b"\0")
+    request += socket.inet_aton(called[0]).ljust(16, b"\0")
+    request += struct.pack("=III", 0, _NO_COOKIE, _NO_COOKIE)
+    head = struct.pack("=IHHII", _HEAD + len(request), _BY_FAMILY, _REQUEST, 1, 0)
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+            kernel.settimeout(_KERNEL_PATIENCE)
+            kernel.send(head + request)
+            answer = kernel.recv(1 << 12)
+    except OSError:
+        return 0
+    if len(answer) < _INODE_AT + 4 or struct.unpack_from("=IH", answer)[1] != _BY_FAMILY:
+        return 0  # an error: no such socket
+    inode: int = struct.unpack_from("=I", answer, _INODE_AT)[0]
+    return inode
 
 
 def _as_ipv4(address: Address) -> str:

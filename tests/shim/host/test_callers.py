@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dstack_shim.host.callers import Caller, Callers
+from dstack_shim.host.callers import Caller, Callers, inode_by_netlink
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout"
 CALLER, CALLED = ("127.0.0.1", 40000), ("127.0.0.1", 10998)
@@ -67,7 +67,28 @@ class Proc:
         (self.path / table).write_text(f"{HEAD}\n{ours}\n{theirs}\n")
 
     def look_up(self) -> Caller:
-        return Callers(self.path).look_up(CALLER, CALLED)
+        return Callers(self.path, lambda caller, called: 0).look_up(CALLER, CALLED)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["IPv4", "IPv4 through IPv6"])
+def test_the_kernel_tells_the_inode_of_a_connected_socket(mapped: bool) -> None:
+    """Without a walk through a table that holds every connection of the last minute."""
+    family = socket.AF_INET6 if mapped else socket.AF_INET
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(family) as client:
+        called: tuple[str, int] = server.getsockname()
+        client.connect(("::ffff:127.0.0.1", called[1]) if mapped else called)
+        caller = ("127.0.0.1", client.getsockname()[1])
+        assert inode_by_netlink(caller, called) == os.fstat(client.fileno()).st_ino
+        nobody = ("127.0.0.2", caller[1])
+        assert inode_by_netlink(nobody, called) == 0
+
+
+def test_a_kernel_that_cannot_be_asked_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(93, "Protocol not supported")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    assert inode_by_netlink(CALLER, CALLED) == 0
 
 
 @pytest.fixture
