@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from dstack_shim.api.server import Server, listen
 from dstack_shim.errors import StartupError
@@ -73,6 +74,26 @@ async def test_who_connected_before_the_start_is_answered_after_it(
         server = Server(gated.app, sock)
         server.start()
         assert (await request).text == "here"
+    server.stop_accepting()
+    await server.drain(1)
+
+
+async def test_the_second_part_of_an_answer_does_not_wait_until_the_first_is_acknowledged(
+    sock: socket.socket, base: str
+) -> None:
+    held: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for connection in server._state.connections:
+            accepted = connection.transport.get_extra_info("socket")
+            held.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        await PlainTextResponse("here")(scope, receive, send)
+
+    server = Server(app, sock)
+    server.start()
+    async with httpx.AsyncClient() as client:
+        await client.get(base)
+    assert [bool(item) for item in held] == [True]
     server.stop_accepting()
     await server.drain(1)
 
