@@ -359,6 +359,17 @@ def test_healthcheck_describes_the_implementation(shim: Shim) -> None:
     assert started.tzinfo is not None
 
 
+@row("A61", "A24")
+def test_uptime_and_the_last_upgrade_are_what_they_should_be(shim: Shim) -> None:
+    found = shim.get("/api/healthcheck").json()["implementation"]
+    assert type(found.get("uptime", 0)) is int
+    assert found.get("uptime", 0) >= 0
+    keys = {"from_version", "to_version", "outcome", "reason", "at"}
+    last = found.get("last_upgrade", dict.fromkeys(keys, ""))
+    assert keys <= set(last)
+    assert all(isinstance(last[key], str) for key in keys)
+
+
 @row("A25", "A3", "R1")
 @pytest.mark.parametrize("force", [False, True])
 def test_shutdown_ends_the_shim_and_nothing_else(

@@ -441,3 +441,17 @@ def test_silence_of_a_minute_is_normal(silent_pull: SilentPull) -> None:
     assert silent_pull.task.status == "pulling"
     silent_pull.stream.succeed()
     silent_pull.task.reach("running")
+
+
+@row("A60")
+def test_a_pulling_task_is_in_the_way_of_a_guarded_shutdown(shim: Shim, stream: Stream) -> None:
+    assert "guarded-shutdown" in shim.get("/api/healthcheck").json()["features"]
+    task = pulling(shim)
+    answer = shim.post("/api/shutdown", {"only_if_safe": True})
+    assert answer.status_code == 409
+    assert answer.headers["content-type"].startswith("application/json")
+    (found,) = answer.json()["in_the_way"]
+    assert (found["kind"], found["id"], found["status"]) == ("task", task.id, "pulling")
+    assert found["why"]
+    assert shim.alive
+    assert task.info()["status"] == "pulling"
