@@ -125,6 +125,14 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """What it costs and how long it takes; `-- --peer FILE` measures another shim beside it."""
+    _run(session, "-m", "tools.build_shim")
+    words = (sys.executable, "-m", "benchmarks.run", *session.posargs)
+    session.run(SANDBOX, *words, external=True)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """dist/dstack-shim, one executable file."""
     _run(session, "-m", "tools.build_shim", *session.posargs)

@@ -49,6 +49,16 @@ class ShimProcess:
         self.client = ShimClient(port, timeout=60)
 
     @property
+    def command(self) -> tuple[str, ...]:
+        """What is started, with all its arguments."""
+        return tuple(self._command)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """All the environment it is started with."""
+        return dict(self._environ)
+
+    @property
     def pid(self) -> int:
         """The process id of the latest start."""
         assert self._process is not None

@@ -1,0 +1,201 @@
+"""Measures this repository's shim, and perhaps another beside it, and writes the report.
+
+    ./dev bench -- [--peer FILE] [--quick] [--only NAME…]
+
+Everything runs on a private engine in the sandbox. What is measured is kept in
+``build/benchmarks/`` and put together from run to run, so that it can be measured in parts:
+a part that is measured again replaces what there was of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from benchmarks import picture, report
+from benchmarks.absence import absence
+from benchmarks.calls import calls
+from benchmarks.candidates import OURS, PEER, Candidate, candidate
+from benchmarks.ends import ends, ends_after_restart, submits
+from benchmarks.idle import idle, memory
+from benchmarks.samples import Samples, load, read
+from benchmarks.stand import Stand
+from benchmarks.starts import cold_starts, kills, versions
+from tools import interpreters
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "build" / "benchmarks" / "results.json"
+PAGE, PICTURE = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "benchmarks.svg"
+
+
+@attrs.frozen
+class Counts:
+    """How much is measured."""
+
+    ends: int = 40
+    submits: int = 20
+    span: float = 30.0
+    idle_tasks: tuple[int, ...] = (0, 10, 100)
+    many: int = 200
+    kill_tasks: tuple[int, ...] = (1, 64, 200)
+    rounds: int = 10
+    kills: int = 5
+    replacements: int = 200
+    calls: int = 2000
+
+
+QUICK = Counts(
+    ends=4,
+    submits=3,
+    span=5.0,
+    idle_tasks=(0, 10),
+    many=10,
+    kill_tasks=(1,),
+    rounds=2,
+    kills=1,
+    replacements=2,
+    calls=100,
+)
+Part = Callable[[], None]
+
+
+def main(arguments: list[str]) -> int:
+    """Measure what was asked for and write what is known."""
+    options = _parse(arguments)
+    candidates = [candidate(OURS, options.shim)]
+    if options.peer:
+        candidates.append(candidate(PEER, options.peer))
+    samples = Samples()
+    stand = Stand()
+    try:
+        chosen = _parts(stand, candidates, samples, _counts(options))
+        for name, part in chosen.items():
+            if not options.only or name in options.only:
+                print(f"measuring {name}", flush=True)
+                part()
+    finally:
+        engine = stand.client.version()["Version"]
+        stand.close()
+    _keep(samples, candidates, engine, options.output)
+    return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev bench --", description=__doc__)
+    parser.add_argument("--shim", type=Path, default=ROOT / "dist" / "dstack-shim")
+    parser.add_argument("--peer", type=Path, help="another shim, measured in turns with ours")
+    parser.add_argument("--quick", action="store_true", help="little of everything, for a look")
+    parser.add_argument("--replacements", type=int, help="how many (200)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
+    parser.add_argument("--output", type=Path, help="a folder for the report instead of docs/")
+    return parser.parse_args(arguments)
+
+
+def _counts(options: argparse.Namespace) -> Counts:
+    counts = QUICK if options.quick else Counts()
+    if options.replacements is not None:
+        counts = attrs.evolve(counts, replacements=options.replacements)
+    return counts
+
+
+PARTS = ("size", "version", "cold", "kills", "ends", "absence", "submits", "api", "idle", "memory")
+
+
+def _parts(
+    stand: Stand, candidates: list[Candidate], samples: Samples, counts: Counts
+) -> Mapping[str, Part]:
+    def in_turns(measure: Callable[..., None], turns: int, **how: Any) -> None:
+        for _ in range(turns):
+            for each in candidates:
+                measure(stand, each, samples, **how)
+
+    def all_of(*parts: Part) -> None:
+        for part in parts:
+            part()
+
+    def sizes() -> None:
+        for each in candidates:
+            samples.add("size", each.name, [each.size / 1e6])
+
+    turns = 2
+    both = (stand, candidates, samples)
+    parts: tuple[Part, ...] = (
+        sizes,
+        partial(versions, candidates, samples, rounds=3 * counts.rounds),
+        partial(cold_starts, *both, pythons=interpreters.interpreters(), rounds=counts.rounds),
+        partial(
+            all_of,
+            *(partial(kills, *both, tasks=n, rounds=counts.kills) for n in counts.kill_tasks),
+        ),
+        partial(
+            all_of,
+            *(
+                partial(in_turns, ends, turns, running=n, count=counts.ends // turns)
+                for n in (1, min(50, counts.many))
+            ),
+            partial(
+                in_turns,
+                ends_after_restart,
+                1,
+                running=min(50, counts.many),
+                count=min(50, counts.ends),
+            ),
+        ),
+        partial(absence, *both, count=counts.replacements),
+        partial(in_turns, submits, turns, count=max(1, counts.submits // turns)),
+        partial(calls, *both, count=counts.calls),
+        partial(
+            all_of,
+            *(
+                partial(idle, *both, tasks=n, span=counts.span, rounds=turns)
+                for n in counts.idle_tasks
+            ),
+        ),
+        partial(
+            all_of,
+            *(partial(memory, *both, tasks=n, rounds=turns) for n in (0, counts.many)),
+        ),
+    )
+    return dict(zip(PARTS, parts, strict=True))
+
+
+def _keep(samples: Samples, candidates: list[Candidate], engine: str, output: Path | None) -> None:
+    kept = load(KEPT) if output is None else {}
+    everything = read(kept.get("samples", {}))
+    everything.replace(samples)
+    versions = kept.get("versions", {}) | {each.name: each.version for each in candidates}
+    facts = [
+        f"{os.cpu_count()} processors, Linux {platform.release()}, Docker Engine {engine}",
+        *(f"{name}: {version}" for name, version in versions.items()),
+    ]
+    about = {"facts": facts, "versions": versions}
+    page, drawing = (
+        (output / "benchmarks.md", output / "benchmarks.svg")
+        if output
+        else (
+            PAGE,
+            PICTURE,
+        )
+    )
+    page.write_text(report.markdown(everything, about), encoding="utf-8")
+    peer = f"other ({versions[PEER]})" if PEER in versions else ""
+    drawing.write_text(picture.draw(everything, peer), encoding="utf-8")
+    if output is None:
+        KEPT.parent.mkdir(parents=True, exist_ok=True)
+        document = {**about, "samples": everything.document()}
+        KEPT.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    for line in report.lines(everything):
+        print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
