@@ -86,6 +86,8 @@ class Dstack:
                     "HOME": str(scratch),
                     "DSTACK_SERVER_DIR": str(scratch / "server"),
                     "DSTACK_SERVER_LOG_FORMAT": "standard",
+                    # No server, so no database of one; the gate decides alone.
+                    "DSTACK_SHIM_RESTART_RECORD": "off",
                 },
             )
 

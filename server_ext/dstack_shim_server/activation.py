@@ -1,19 +1,19 @@
 """From environment and server to the line that says: active and how, or inactive and why."""
 
 import importlib
+from atexit import register as at_exit
 from collections.abc import Mapping
 
 import attrs
 
-from dstack_shim_server import patches, shapes
-from dstack_shim_server.decisions import Decider
-from dstack_shim_server.errors import NotPatchable, ShimRestartError
-from dstack_shim_server.guard import logger
-from dstack_shim_server.journal import Journal
+from dstack_shim_server import extension, metrics, patches, shapes
+from dstack_shim_server.errors import InvalidSettings, NotPatchable, ShimRestartError
+from dstack_shim_server.extension import Extension
+from dstack_shim_server.guard import logger, shielded
 from dstack_shim_server.patches import Patches
+from dstack_shim_server.record.database import database_url
 from dstack_shim_server.settings import PREFIX, Mode, Settings, read_settings
 from dstack_shim_server.shapes import ImportModule, Server
-from dstack_shim_server.sightings import Watch
 
 
 @attrs.frozen
@@ -35,7 +35,7 @@ def load(
     ours and is the caller's to stop.
     """
     try:
-        outcome = _activate(read_settings(environment), import_module)
+        outcome = _activate(read_settings(environment), environment, import_module)
     except ShimRestartError as exception:
         outcome = Outcome(active=False, summary=f"inactive: {exception}")
         logger.warning("shim_restart: %s", outcome.summary)
@@ -44,7 +44,9 @@ def load(
     return outcome
 
 
-def _activate(settings: Settings, import_module: ImportModule) -> Outcome:
+def _activate(
+    settings: Settings, environment: Mapping[str, str], import_module: ImportModule
+) -> Outcome:
     if settings.mode is Mode.OFF:
         return Outcome(active=False, summary=f"inactive: {PREFIX}MODE=off")
     release = _release(import_module)
@@ -55,23 +57,54 @@ def _activate(settings: Settings, import_module: ImportModule) -> Outcome:
         known = _known_as(server, settings)
     except NotPatchable as exception:
         raise NotPatchable(f"dstack {release}: {exception}") from exception
-    decider = Decider(
-        settings=settings,
-        watch=Watch(),
-        journal=Journal(),
+    _require_answers(server, settings)
+    made = extension.put_together(
+        settings,
         status_type=import_module(shapes.CLIENT_MODULE).TaskStatus,
+        database_url=database_url(environment),
     )
+    outcome = Outcome(
+        active=True, summary=_summary(settings, release, known, server), patches=Patches()
+    )
+    outcome.patches.install(server, made)
+    # Last: a fault of ours before this line leaves dstack alone, and none after it is seen.
+    shielded("starting the record", lambda: _start_record(made), lambda: None)
+    shielded("offering metrics", lambda: _offer_metrics(made, import_module), lambda: None)
+    return outcome
+
+
+def _start_record(made: Extension) -> None:
+    if made.recorder is not None:
+        made.recorder.start()
+        at_exit(made.recorder.stop, timeout=2.0)
+
+
+def _offer_metrics(made: Extension, import_module: ImportModule) -> None:
+    if made.recorder is not None:
+        client = import_module("prometheus_client")
+        metrics.register(client, made.recorder, made.decider.tally)
+
+
+def _summary(settings: Settings, release: str, known: str, server: Server) -> str:
     names = ", ".join(dict.fromkeys(name.rpartition(":")[2] for name in server.places))
     trust = ", trusting dev builds" if settings.trust_dev_builds else ""
-    outcome = Outcome(
-        active=True,
-        summary=f"active: mode {settings.mode.value}{trust}, dstack {release} ({known}), "
-        f"patched {names}",
-        patches=Patches(),
+    record = "" if settings.record else ", without a record"
+    return (
+        f"active: mode {settings.mode.value}{trust}{record}, dstack {release} ({known}), "
+        f"patched {names}"
     )
-    # Last: a fault of ours before this line leaves dstack alone, and after it there is no more.
-    outcome.patches.install(server, decider)
-    return outcome
+
+
+def _require_answers(server: Server, settings: Settings) -> None:
+    """Check that the operator's choice of a shim can be made to count here."""
+    missing = {shapes.WANTED_VERSION, shapes.DOWNLOAD_URL} - {
+        place.attribute for place in server.answers.values()
+    }
+    if settings.choice and missing:
+        raise InvalidSettings(
+            f"this server cannot be told which shim to install ({', '.join(sorted(missing))} is "
+            f"missing), so {PREFIX}VERSION, {PREFIX}DOWNLOAD_URL and {PREFIX}FLEETS must be empty"
+        )
 
 
 def _known_as(server: Server, settings: Settings) -> str:

@@ -6,7 +6,8 @@ A check comes every 15 s or so for each instance, and most say the same as befor
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
 
 import attrs
 
@@ -39,6 +40,24 @@ class Journal:
                 self._last.popitem(last=False)
         if changed:
             self.logger.info("shim_restart: instance %s: %s", printable(name), sentence)
+
+
+@attrs.define
+class Tally:
+    """Counts decisions by their word. Thread-safe."""
+
+    _counts: Counter[str] = attrs.Factory(Counter)
+    _lock: threading.Lock = attrs.Factory(threading.Lock)
+
+    def add(self, word: str) -> None:
+        """Count one."""
+        with self._lock:
+            self._counts[word] += 1
+
+    def counts(self) -> Mapping[str, int]:
+        """Return all counts."""
+        with self._lock:
+            return dict(self._counts)
 
 
 def printable(text: str) -> str:

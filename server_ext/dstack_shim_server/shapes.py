@@ -23,11 +23,12 @@ from dstack_shim_server.errors import NotPatchable
 
 CLIENT_MODULE = "dstack._internal.server.services.runner.client"
 CLIENT_CLASS = "ShimClient"
-# The three requests that matter all go through `_request`; the other two are the decision.
+# The requests that matter all go through `_request`; then the decision, and what follows from it.
 REQUEST = "_request"
 SAFE_STATUSES = "_get_restart_safe_task_statuses"
 IS_SAFE = "is_safe_to_restart"
-CLIENT_FUNCTIONS = (REQUEST, SAFE_STATUSES, IS_SAFE)
+SHUTDOWN = "shutdown"
+CLIENT_FUNCTIONS = (REQUEST, SAFE_STATUSES, IS_SAFE, SHUTDOWN)
 
 # The instance check has moved twice, and 0.20.13 to 0.20.16 carry two copies of it.
 CHECK_MODULES = (
@@ -36,6 +37,9 @@ CHECK_MODULES = (
     "dstack._internal.server.background.pipeline_tasks.instances.check",
 )
 INSTALL = "_maybe_install_components"
+# Which shim and from where: imported by the check's module, so replaced there for the check alone.
+WANTED_VERSION = "get_dstack_shim_version"
+DOWNLOAD_URL = "get_dstack_shim_download_url"
 
 # Never equal to a digest: the source cannot be read.
 UNREADABLE = "unreadable"
@@ -71,6 +75,8 @@ class Server:
 
     places: Mapping[str, Place]
     shape: Shape | None
+    # Called by the code that was recognised, and replaced whatever they are: they only answer.
+    answers: Mapping[str, Place] = attrs.Factory(dict)
 
 
 def look_at_server(import_module: ImportModule = importlib.import_module) -> Server:
@@ -80,11 +86,15 @@ def look_at_server(import_module: ImportModule = importlib.import_module) -> Ser
     Raises NotPatchable if the server has no restart decision at all (0.20.0 and before).
     """
     places = _client_places(import_module)
+    answers: dict[str, Place] = {}
     for name in CHECK_MODULES:
-        places.update(_check_places(name, import_module))
+        found = _check_places(name, import_module)
+        places.update(found)
+        if found:
+            answers.update(_answer_places(name, import_module))
     observed = {name: place.digest for name, place in places.items()}
     shape = next((s for s in known_shapes() if dict(s.functions) == observed), None)
-    return Server(places=places, shape=shape)
+    return Server(places=places, shape=shape, answers=answers)
 
 
 def known_shapes() -> Sequence[Shape]:
@@ -134,6 +144,16 @@ def _check_places(name: str, import_module: ImportModule) -> dict[str, Place]:
     if not callable(function):
         return {}
     return {f"{name}:{INSTALL}": Place(module, INSTALL, function, digest_of(function))}
+
+
+def _answer_places(name: str, import_module: ImportModule) -> dict[str, Place]:
+    module = import_module(name)
+    found = ((name, getattr(module, name, None)) for name in (WANTED_VERSION, DOWNLOAD_URL))
+    return {
+        f"{name}:{attribute}": Place(module, attribute, function, "")
+        for attribute, function in found
+        if callable(function)
+    }
 
 
 # Digests ---------------------------------------------------------------------------------------

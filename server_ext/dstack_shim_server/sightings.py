@@ -3,20 +3,26 @@ What one ShimClient saw on the wire, kept for as long as the client lives and fo
 
 The instance check makes a new client for each check and asks it for the healthcheck, the task list
 and the components; dstack's models drop the keys they do not know, so the bodies are taken from
-under them. Nothing is parsed before a decision needs it: most checks never come to one.
+under them. Nothing is parsed before a decision or the record needs it.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import attrs
-from dstack_shim_contracts.gate import Verdict
+from dstack_shim_contracts.gate import Decision, Verdict
+
+from dstack_shim_server.observation import Subject
 
 HEALTHCHECK = "/api/healthcheck"
 COMPONENTS = "/api/components"
 TASKS = "/api/tasks"
+SHUTDOWN = "/api/shutdown"
+INSTALL = "/api/components/install"
 
 _WATCHED = frozenset({HEALTHCHECK, COMPONENTS, TASKS})
 
@@ -46,14 +52,42 @@ class Unusable:
 class Sightings:
     """The bodies one client received, newest for each path, and the instance it was made for."""
 
-    instance: tuple[str, str] | None = None  # id and name
+    subject: Subject | None = None
     bodies: dict[str, Body] = attrs.Factory(dict)
+    # The task list before this call of the install function: it says nothing about a decision in it.
+    listed: Body | None = None
     # Between the patched functions of one decision: what the gate said, until it is explained.
     verdict: Verdict | None = None
+    # Why the roll-out does not allow what the gate calls safe.
+    held: str = ""
+    # What came of it, for the record: dstack's answer, the sentence and what was in the way.
+    answer: bool | None = None
+    sentence: str = ""
+    decision: Decision | None = None
+    # The version dstack was told to want, and what the offer says of the file.
+    wanted: str = ""
+    sha256: str = ""
+    # The restart that was claimed for this check, and how its shutdown was answered.
+    claim: str = ""
+    shutdown_status: int = 0
+    # The shutdown was made conditional, and what the shim said if it refused.
+    guarded: bool = False
+    refusal: bytes = b""
+
+    @property
+    def instance(self) -> tuple[str, str] | None:
+        """Id and name of the instance; None outside a check."""
+        return None if self.subject is None else (self.subject.id, self.subject.name)
 
     def document(self, path: str, now: float) -> object:
         """Parse the body seen at `path`; an Unusable says why there is nothing to go by."""
-        body = self.bodies.get(path)
+        return self._parsed(self.bodies.get(path), path, now)
+
+    def newest_tasks(self, now: float) -> object:
+        """Parse the newest task list of this check, whether a decision was based on it or not."""
+        return self._parsed(self.bodies.get(TASKS) or self.listed, TASKS, now)
+
+    def _parsed(self, body: Body | None, path: str, now: float) -> object:
         if body is None:
             return Unusable(f"{path} was not seen in this check")
         age = now - body.at
@@ -75,6 +109,8 @@ class Watch:
     # Weak keys and no attribute on dstack's object: a copied client inherits nothing, a finished
     # one leaks nothing. A client is used by one thread; different keys do not disturb each other.
     _by_client: WeakKeyDictionary[object, Sightings] = attrs.Factory(WeakKeyDictionary)
+    # Whose check runs in this thread: some of dstack's functions are not told.
+    _current: threading.local = attrs.Factory(threading.local)
 
     def of(self, client: object) -> Sightings:
         """Return what this client saw, and nobody else."""
@@ -91,7 +127,11 @@ class Watch:
         response: object,
     ) -> None:
         """Take note of a finished `ShimClient._request(method, path, …)`; most are none of ours."""
-        method, path = _method_and_path(args, kwargs)
+        method, path = method_and_path(args, kwargs)
+        if method == "POST" and path == SHUTDOWN:
+            sightings = self.of(client)
+            sightings.shutdown_status = getattr(response, "status_code", 0)
+            sightings.refusal = getattr(response, "content", b"")
         if method != "GET" or path not in _WATCHED:
             return
         bodies = self.of(client).bodies
@@ -109,15 +149,36 @@ class Watch:
         """
         instance, client = _instance_and_client(args, kwargs)
         sightings = self.of(client)
-        sightings.instance = (
-            str(getattr(instance, "id", "")),
-            str(getattr(instance, "name", "")),
-        )
+        sightings.subject = _subject(instance)
         sightings.bodies.pop(COMPONENTS, None)
-        sightings.bodies.pop(TASKS, None)
+        sightings.listed = sightings.bodies.pop(TASKS, None)
+        self._current.sightings = sightings
+
+    def left(self) -> Sightings | None:
+        """Take note of the install function being left; what was seen until then is returned."""
+        sightings, self._current.sightings = self.current(), None
+        return sightings
+
+    def current(self) -> Sightings | None:
+        """Return the sightings of the check that is in the install function in this thread."""
+        found: Sightings | None = getattr(self._current, "sightings", None)
+        return found
 
 
-def _method_and_path(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, str]:
+def _subject(instance: object) -> Subject:
+    # What is loaded and no more: anything else would ask the database in the middle of a check.
+    loaded: Mapping[str, Any] = vars(instance)
+    jobs = loaded.get("jobs")
+    return Subject(
+        id=str(loaded.get("id", "")),
+        name=str(loaded.get("name", "")),
+        fleet_id=str(loaded.get("fleet_id") or ""),
+        jobs=None if jobs is None else frozenset(str(job.id) for job in jobs),
+    )
+
+
+def method_and_path(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, str]:
+    """Return what `ShimClient._request(method, path, …)` was asked for."""
     method = args[0] if args else kwargs.get("method")
     path = args[1] if len(args) > 1 else kwargs.get("path")
     return method, path if isinstance(path, str) else ""

@@ -45,7 +45,9 @@ def test_the_plugin_is_active_and_knows_the_release_by_its_row_of_the_table(vers
     said = run_inside(environments.with_plugin(version), "load_plugin.py")
     (row,) = [shape for shape in shapes.known_shapes() if version in shape.releases]
     assert said["active"]
-    assert said["log"] == [f"shim_restart: {said['summary']}"]
+    # There is no server here and no database of one, which the record's thread may say any time.
+    log = [line for line in said["log"] if "the record waits: RecordUnusable" not in line]
+    assert log == [f"shim_restart: {said['summary']}"]
     start = f"active: mode enforce, dstack {version} (decision code of {row}), patched ShimClient."
     assert said["summary"].startswith(start)
     assert said["policies"] == []

@@ -107,7 +107,7 @@ def start(
 ) -> DstackServer:
     """Start a server without waiting for it."""
     home = folder / "home"
-    (folder / "server").mkdir(parents=True)
+    (folder / "server").mkdir(parents=True, exist_ok=True)
     home.mkdir()
     # Without `projects:` the server refuses to start; without the file it loads no plugins.
     listed = "".join(f"\n  - {name}" for name in plugins)

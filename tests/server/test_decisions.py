@@ -20,6 +20,8 @@ from tests.server.stub_shim import StubShim, stub_shim
 from tests.server.truth import IDLE, PULLING, RUNNING, SHUTDOWN, Row, Table
 
 MODE = "DSTACK_SHIM_RESTART_MODE"
+# The gate alone: each row is one decision, and a roll-out would remember those before.
+GATE = {"DSTACK_SHIM_RESTART_RECORD": "off"}
 
 VERSIONS = [
     pytest.param(version, marks=[] if version in environments.SERVERS else pytest.mark.full)
@@ -42,7 +44,8 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DstackServer]:
     version = request.param
-    with dstack_server(version, tmp_path_factory.mktemp(version) / "run") as running:
+    folder = tmp_path_factory.mktemp(version) / "run"
+    with dstack_server(version, folder, environment=GATE) as running:
         yield running
 
 
@@ -62,11 +65,11 @@ def rows(server: DstackServer, *, full_counts: bool) -> list[Row]:
 def tables(server: DstackServer, shim: StubShim, rows: list[Row]) -> Tables:
     # The modes in this order: the first is the one the server was started with.
     enforce = truth.decided(server, shim, rows, IDLE, RUNNING, PULLING)
-    assert server.ask("/reload", environment={MODE: "observe"})["active"]
+    assert server.ask("/reload", environment={**GATE, MODE: "observe"})["active"]
     observe = truth.decided(server, shim, rows, RUNNING)
-    assert not server.ask("/reload", environment={MODE: "off"})["active"]
+    assert not server.ask("/reload", environment={**GATE, MODE: "off"})["active"]
     stock = truth.decided(server, shim, rows, IDLE, RUNNING)
-    assert server.ask("/reload", environment={})["active"]
+    assert server.ask("/reload", environment=GATE)["active"]
     return Tables(stock=stock, observe=observe, enforce=enforce, log=server.log)
 
 
@@ -74,7 +77,10 @@ def test_the_server_says_in_one_line_that_the_plugin_is_active_and_how(
     server: DstackServer,
 ) -> None:
     first = next(line for line in server.log.splitlines() if "shim_restart: " in line)
-    assert f"active: mode enforce, dstack {server.version} (decision code of " in first
+    assert (
+        f"active: mode enforce, without a record, dstack {server.version} (decision code of "
+        in first
+    )
     assert "patched ShimClient._request, " in first
     assert "Loaded plugin shim_restart" in server.log
 
@@ -193,7 +199,7 @@ def test_rolled_back_to_a_release_whose_shim_keeps_nothing_no_job_is_restarted_u
 def test_a_server_with_bad_settings_runs_on_and_says_what_was_wrong(
     server: DstackServer, shim: StubShim
 ) -> None:
-    outcome = server.ask("/reload", environment={MODE: "yes"})
+    outcome = server.ask("/reload", environment={**GATE, MODE: "yes"})
     try:
         assert not outcome["active"]
         assert f"{MODE} must be off, observe or enforce, not 'yes'" in outcome["summary"]
@@ -202,7 +208,7 @@ def test_a_server_with_bad_settings_runs_on_and_says_what_was_wrong(
         assert last.startswith("WARNING ")
         assert outcome["summary"] in last
     finally:
-        server.ask("/reload", environment={})
+        server.ask("/reload", environment=GATE)
 
 
 @pytest.mark.full
@@ -213,8 +219,8 @@ def test_the_mode_of_the_environment_holds_from_the_start(
 ) -> None:
     """What loading again in one process cannot show: a server that never had the patches."""
     rows = truth.rows(full=False)
-    with dstack_server(version, tmp_path / "run", environment={MODE: mode}) as server:
+    with dstack_server(version, tmp_path / "run", environment={**GATE, MODE: mode}) as server:
         assert bool(server.ask("/state")["patched"]) is (mode == "observe")
         table = truth.decided(server, shim, rows, RUNNING)
-        server.ask("/reload", environment={MODE: "off"})
+        server.ask("/reload", environment={**GATE, MODE: "off"})
         assert truth.decided(server, shim, rows, RUNNING) == table

@@ -11,7 +11,8 @@ from typing import Any
 from dstack_shim_server import shapes
 
 SOURCES = Path(__file__).with_name("stand_in")
-ALLOW = {"DSTACK_SHIM_RESTART_UNKNOWN": "allow"}
+# The gate alone; tests of the record say so by RECORDING.
+ALLOW = {"DSTACK_SHIM_RESTART_UNKNOWN": "allow", "DSTACK_SHIM_RESTART_RECORD": "off"}
 
 
 class Server:
@@ -27,6 +28,7 @@ class Server:
             shapes.CLIENT_MODULE: self.client,
             shapes.CHECK_MODULES[-1]: self.check,
             "dstack.version": version_module("9.9.9"),
+            "prometheus_client": fresh("prometheus_client"),
         }
 
     def import_module(self, name: str) -> ModuleType:
@@ -41,6 +43,8 @@ class Server:
         return [
             *(getattr(client, name) for name in shapes.CLIENT_FUNCTIONS),
             self.check._maybe_install_components,
+            self.check.get_dstack_shim_version,
+            self.check.get_dstack_shim_download_url,
         ]
 
     def shim(self, answers: Mapping[str, Any]) -> Any:
@@ -52,8 +56,9 @@ class Server:
         self.check_instance(client, name)
         return "POST /api/shutdown" in client.requests
 
-    def check_instance(self, client: Any, name: str = "box") -> None:
-        self.check.check_instance(SimpleNamespace(id=f"id of {name}", name=name), client)
+    def check_instance(self, client: Any, name: str = "box", **more: Any) -> None:
+        instance = SimpleNamespace(id=f"id of {name}", name=name, **more)
+        self.check.check_instance(instance, client)
 
 
 def fresh(name: str) -> ModuleType:

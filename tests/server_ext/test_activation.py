@@ -33,13 +33,13 @@ def load(server: Server, **environment: str) -> activation.Outcome:
 def test_a_known_server_is_patched_and_the_line_says_how(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    outcome = load(Server())
+    outcome = load(Server(), DSTACK_SHIM_RESTART_RECORD="off")
     assert outcome.active
     assert caplog.messages == [
         (
-            "shim_restart: active: mode enforce, dstack 9.9.9 (decision code of 9.9.8 to 9.9.9), "
+            "shim_restart: active: mode enforce, without a record, dstack 9.9.9 (decision code of 9.9.8 to 9.9.9), "
             "patched ShimClient._request, ShimClient._get_restart_safe_task_statuses, "
-            "ShimClient.is_safe_to_restart, _maybe_install_components"
+            "ShimClient.is_safe_to_restart, ShimClient.shutdown, _maybe_install_components"
         )
     ]
     assert caplog.records[0].levelname == "INFO"
@@ -154,7 +154,7 @@ def test_an_inherited_function_is_inherited_again_when_taken_out() -> None:
     assert "_request" not in vars(server.client.ShimClient)
 
 
-@pytest.mark.parametrize("fails_at", range(4))
+@pytest.mark.parametrize("fails_at", range(7))
 def test_a_patch_that_fails_half_way_takes_the_others_out(
     fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,9 @@
 Whatever fails in our code, dstack's code sees none of it.
 
 Each function of ours is made to raise, one at a time: while the plugin loads, and while a loaded
-plugin is asked. Left out are only the wall itself and the functions that stand in for dstack's,
-which call nothing of ours except through the wall.
+plugin is asked, with a record and without. Left out are only the wall itself, the one line in which
+the record's thread goes through it, and the functions that stand in for dstack's, which call nothing
+of ours except through the wall.
 """
 
 from __future__ import annotations
@@ -11,27 +12,39 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
+import pkgutil
+import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from dstack_shim_contracts import gate
 
-from dstack_shim_server import (
-    activation,
-    decisions,
-    guard,
-    journal,
-    patches,
-    settings,
-    shapes,
-    sightings,
-)
+import dstack_shim_server
+from dstack_shim_server import activation, guard
+from dstack_shim_server.record import worker
+from dstack_shim_server.record.recorder import Recorder
+from tests.eventually import eventually
+from tests.server_ext import databases, records
 from tests.server_ext.servers import ALLOW, Server, answers
 
-OURS = (activation, decisions, guard, journal, patches, settings, shapes, sightings)
+# Not in the server: the command line, and the entry point that the last tests are about. Alembic
+# runs its folder itself.
+ELSEWHERE = ("dstack_shim_server.fleet", "dstack_shim_server.plugin")
+MIGRATIONS = "dstack_shim_server.record.migrations"
+
+
+def modules_of_ours() -> Iterator[ModuleType]:
+    for found in pkgutil.walk_packages(dstack_shim_server.__path__, "dstack_shim_server."):
+        if not found.name.startswith((*ELSEWHERE, MIGRATIONS)):
+            yield importlib.import_module(found.name)
+
+
+OURS = tuple(modules_of_ours())
 SAFE = answers("0.22.4", "0.22.5", "running")
 UNSAFE = answers("0.22.5", "0.21.2", "running")
 IDLE = answers("0.22.5", "0.21.2", "terminated")
@@ -50,11 +63,12 @@ def functions_of(module: ModuleType) -> Iterator[tuple[Any, str]]:
                     yield value, attribute
 
 
+WALLS = {(guard, "shielded"), (worker.Worker, "_run"), (worker, "_handed_in_last")}
 FUNCTIONS = [
     pytest.param(holder, name, id=f"{holder.__name__.rpartition('.')[2]}.{name}")
     for module in OURS
     for holder, name in functions_of(module)
-    if (module, name) != (guard, "shielded")
+    if (holder, name) not in WALLS
 ]
 FUNCTIONS += [
     pytest.param(gate, "decide", id="contracts.decide"),
@@ -63,10 +77,9 @@ FUNCTIONS += [
 
 
 def test_all_our_functions_are_tried() -> None:
-    assert len(FUNCTIONS) > 50
-    assert {"decide", "judge", "answered", "note", "load", "_report"} <= {
-        parameter.values[1] for parameter in FUNCTIONS
-    }
+    assert len(FUNCTIONS) > 200
+    names = {"decide", "judge", "answered", "note", "load", "_report", "claim", "rule", "examine"}
+    assert names <= {parameter.values[1] for parameter in FUNCTIONS}
 
 
 @functools.cache
@@ -114,6 +127,54 @@ def test_a_fault_while_asked_is_never_seen_and_never_unsafe(
     assert client.requests == plain.requests
 
 
+# With a record -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with our tables: making them takes longer than a test."""
+    folder = tmp_path_factory.mktemp("template")
+    records.recorder(databases.make_sqlite(folder)).stop()
+    return folder / "sqlite.db"
+
+
+@pytest.fixture
+def recording(template: Path, tmp_path: Path) -> dict[str, str]:
+    file = shutil.copy(template, tmp_path / "sqlite.db")
+    return {
+        "DSTACK_DATABASE_URL": f"sqlite+aiosqlite:///{file}",
+        "DSTACK_SHIM_RESTART_UNKNOWN": "allow",
+        "DSTACK_SHIM_RESTART_CANARIES": "0",
+    }
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize(("holder", "name"), FUNCTIONS)
+def test_a_fault_with_a_record_is_never_seen_and_never_unsafe(
+    holder: Any,
+    name: str,
+    recording: dict[str, str],
+    records_end_with_the_test: list[Recorder],
+) -> None:
+    server = Server()
+    activation.load(recording, server.import_module)
+    (keeper,) = records_end_with_the_test
+    eventually(lambda: not keeper.trouble)
+    names = (f"box {number}" for number in itertools.count())
+    with pytest.MonkeyPatch.context() as patch:
+        break_it(patch, holder, name)
+        server.restarts(SAFE, next(names))
+        assert not server.restarts(UNSAFE, next(names))
+        assert server.restarts(IDLE, next(names))
+        for documents in (SAFE, UNSAFE, IDLE):
+            client = server.shim({**documents, "/api/shutdown": (200, {})})
+            server.check_instance(client, next(names))
+            assert client.requests[:5] == [
+                *("GET /api/healthcheck", "GET /api/tasks", "GET /api/components"),
+                *client.requests[3:5],
+            ]
+
+
 @pytest.mark.parametrize(("holder", "name"), FUNCTIONS)
 def test_a_fault_while_loading_leaves_dstack_as_it_was_or_whole(
     holder: Any,
@@ -129,8 +190,9 @@ def test_a_fault_while_loading_leaves_dstack_as_it_was_or_whole(
         activation, "load", lambda environment: real_load(environment, server.import_module)
     )
     monkeypatch.setenv("DSTACK_SHIM_RESTART_UNKNOWN", "allow")
-    break_it(monkeypatch, holder, name)
-    made = plugin.ShimRestartPlugin()
+    with pytest.MonkeyPatch.context() as patch:
+        break_it(patch, holder, name)
+        made = plugin.ShimRestartPlugin()
     changed = [a is not b for a, b in zip(before, server.functions(), strict=True)]
     assert all(changed) if made.active else not any(changed)
 

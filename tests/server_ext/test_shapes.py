@@ -247,7 +247,7 @@ def test_a_second_copy_of_the_instance_check_makes_another_shape(
     server.modules[shapes.CHECK_MODULES[1]] = fresh("check")
     looked_at = look_at_server(server.import_module)
     assert looked_at.shape is None
-    assert len(looked_at.places) == 5
+    assert len(looked_at.places) == 6
 
 
 @pytest.mark.parametrize("missing", shapes.CLIENT_FUNCTIONS)
@@ -275,7 +275,7 @@ def test_a_server_that_cannot_be_imported_is_not_patchable() -> None:
 def test_a_check_module_without_the_install_function_is_no_place() -> None:
     server = Server()
     del server.check._maybe_install_components
-    assert len(look_at_server(server.import_module).places) == 3
+    assert len(look_at_server(server.import_module).places) == 4
 
 
 def test_an_unknown_server_that_would_not_ask_the_gate_is_not_workable() -> None:

@@ -118,9 +118,14 @@ def state(_: dict[str, Any]) -> dict[str, Any]:
 
 def patchable() -> list[tuple[Any, str, Any]]:
     client = importlib.import_module(CLIENT).ShimClient
-    names = ("_request", "_get_restart_safe_task_statuses", "is_safe_to_restart")
+    names = ("_request", "_get_restart_safe_task_statuses", "is_safe_to_restart", "shutdown")
     places = [(client, name) for name in names]
-    places += [(module, "_maybe_install_components") for module in check_modules()]
+    of_check = (
+        "_maybe_install_components",
+        "get_dstack_shim_version",
+        "get_dstack_shim_download_url",
+    )
+    places += [(module, name) for module in check_modules() for name in of_check]
     return [(holder, name, getattr(holder, name)) for holder, name in places]
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+# What the server would have installed; None: it does not know.
+WANTED: str | None = None
 
 
 def check_instance(instance: Any, client: Any) -> None:
@@ -12,7 +16,25 @@ def check_instance(instance: Any, client: Any) -> None:
     _maybe_install_components(instance, client)
 
 
+def get_dstack_shim_version() -> str | None:
+    return WANTED
+
+
+def get_dstack_shim_download_url(arch: str | None = None, version: str | None = None) -> str:
+    return f"https://stock.example/{version}/{arch}"
+
+
 def _maybe_install_components(instance_model: Any, shim_client: Any) -> None:
-    shim_client.get_components()
+    components = shim_client.get_components()
+    wanted = get_dstack_shim_version()
+    if wanted is not None and wanted != _installed(components):
+        url = get_dstack_shim_download_url(arch="x86", version=wanted)
+        shim_client.install_shim(url)
+        return
     if shim_client.is_safe_to_restart():
         shim_client.shutdown(force=False)
+
+
+def _installed(components: Any) -> str:
+    listed = json.loads(components.content)["components"]
+    return next(str(c["version"]) for c in listed if c["name"] == "dstack-shim")

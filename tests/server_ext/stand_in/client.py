@@ -22,6 +22,20 @@ class TaskStatus(str, Enum):
     TERMINATED = "terminated"
 
 
+class Body:
+    """A request model, with the ways to its keys of both generations of models."""
+
+    def __init__(self, **keys: Any) -> None:
+        self.keys = keys
+        self.name = keys.get("name")
+
+    def dict(self) -> Any:
+        return self.keys
+
+    def model_dump(self) -> Any:
+        return self.keys
+
+
 class ShimClient:
     # What dstack itself takes for safe: up to 0.21.3 only terminated, later running too.
     stock = (TaskStatus.TERMINATED,)
@@ -30,6 +44,7 @@ class ShimClient:
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self.answers = answers
         self.requests: list[str] = []
+        self.bodies: list[Any] = []
 
     def healthcheck(self) -> Any:
         return self._request("GET", "/api/healthcheck", raise_for_status=True)
@@ -42,8 +57,14 @@ class ShimClient:
         return [TaskStatus(task["status"]) for task in json.loads(response.content)["tasks"]]
 
     def shutdown(self, *, force: bool) -> bool:
-        self._request("POST", "/api/shutdown", {"force": force})
+        response = self._request("POST", "/api/shutdown", Body(force=force))
+        if response.status_code >= 400:
+            raise ConnectionError(f"/api/shutdown answered {response.status_code}")
         return True
+
+    def install_shim(self, url: str) -> None:
+        body = Body(name="dstack-shim", url=url)
+        self._request("POST", "/api/components/install", body, raise_for_status=True)
 
     def is_safe_to_restart(self) -> bool:
         if not self.api_v2:
@@ -56,15 +77,18 @@ class ShimClient:
         return list(self.stock)
 
     def _request(
-        self, method: str, path: str, body: object = None, *, raise_for_status: bool = False
+        self, method: str, path: str, body: Any = None, *, raise_for_status: bool = False
     ) -> Any:
         self.requests.append(f"{method} {path}")
+        if body is not None:
+            self.bodies.append((path, body.model_dump()))
         answer = self.answers.get(path, b"\n")
         if isinstance(answer, Exception):
             raise answer
+        status, answer = answer if isinstance(answer, tuple) else (200, answer)
         if isinstance(answer, int):
-            if raise_for_status:
-                raise ConnectionError(f"{path} answered {answer}")
-            return SimpleNamespace(status_code=answer, content=b"")
+            status, answer = answer, b""
+        if raise_for_status and status >= 400:
+            raise ConnectionError(f"{path} answered {status}")
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        return SimpleNamespace(status_code=200, content=content)
+        return SimpleNamespace(status_code=status, content=content)

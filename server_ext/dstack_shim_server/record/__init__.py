@@ -1,0 +1,1 @@
+"""The record of instances and restarts in the server's own database, and the thread that keeps it."""

@@ -1,0 +1,121 @@
+"""The record in running stock servers: their own database, their own check, their own /metrics."""
+
+from __future__ import annotations
+
+import http.client
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.eventually import eventually
+from tests.releases import environments
+from tests.server import truth
+from tests.server.dstack_server import TOKEN, DstackServer, dstack_server
+from tests.server.stub_shim import StubShim, stub_shim
+from tests.server.test_decisions import VERSIONS
+
+OLD, NEW = "0.22.4", "0.22.5"
+RUNNING = ("running", "terminated")
+WITH_METRICS = {
+    "DSTACK_SHIM_RESTART_CANARIES": "1",
+    "DSTACK_ENABLE_PROMETHEUS_METRICS": "1",
+}
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DstackServer]:
+    version = request.param
+    folder = tmp_path_factory.mktemp(version) / "run"
+    with dstack_server(version, folder, environment=WITH_METRICS) as running:
+        eventually(lambda: "the record is in use" in running.log, within=30)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shim() -> Iterator[StubShim]:
+    with stub_shim() as running:
+        yield running
+
+
+def rows(server: DstackServer, query: str) -> list[dict[str, Any]]:
+    """Ask the server's database beside the server."""
+    database = sqlite3.connect(server.folder / "server" / "data" / "sqlite.db")
+    database.row_factory = sqlite3.Row
+    try:
+        return [dict(row) for row in database.execute(query)]
+    finally:
+        database.close()
+
+
+def check(server: DstackServer, shim: StubShim, name: str, running: str) -> truth.Seen:
+    component = {"name": "dstack-shim", "version": NEW, "status": "installed"}
+    healthcheck = {"service": "dstack-shim", "version": running}
+    return truth.check(server, shim, healthcheck, component, RUNNING, instance=name)
+
+
+def metrics(server: DstackServer) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    assert answer.status == 200, text
+    return text
+
+
+def test_a_canary_is_restarted_proved_and_then_the_next(
+    server: DstackServer, shim: StubShim
+) -> None:
+    assert check(server, shim, "one", OLD).restarted
+    waiting = check(server, shim, "two", OLD)
+    assert not waiting.restarted
+    assert "instance two: not now: waits for canaries: 0 of 1 confirmed in 0.22.5" in server.log
+
+    def confirmed() -> bool:
+        assert not check(server, shim, "one", NEW).restarted
+        found = rows(server, "SELECT outcome FROM shim_restart_restarts")
+        return found == [{"outcome": "confirmed"}]
+
+    eventually(confirmed, within=30, every=0.5)
+    after = check(server, shim, "two", OLD)
+    assert after.restarted
+    # Nothing but the shutdown is asked for more than where the roll-out said no.
+    assert [r for r in after.asked if r != truth.SHUTDOWN] == list(waiting.asked)
+
+
+def test_the_servers_own_metrics_show_ours(server: DstackServer, shim: StubShim) -> None:
+    check(server, shim, "three", NEW)
+    eventually(lambda: 'dstack_shim_restart_instances{state="current"}' in metrics(server))
+    assert 'dstack_shim_restart_decisions_total{answer="restart"}' in metrics(server)
+
+
+def test_a_server_without_the_plugin_runs_on_the_same_database(
+    server: DstackServer, shim: StubShim, tmp_path: Path
+) -> None:
+    """The plugin was removed again: its tables are left, and nobody minds."""
+    source = sqlite3.connect(server.folder / "server" / "data" / "sqlite.db")
+    folder = tmp_path / "run"
+    (folder / "server" / "data").mkdir(parents=True)
+    target = sqlite3.connect(folder / "server" / "data" / "sqlite.db")
+    source.backup(target)
+    source.close()
+    target.close()
+    with dstack_server(server.version, folder, plugins=["shim_restart_probe"]) as plain:
+        assert check(plain, shim, "two", OLD).asked
+        assert "shim_restart: " not in plain.log
+        assert rows(plain, "SELECT count(*) AS n FROM shim_restart_restarts")[0]["n"] >= 2
+
+
+def test_where_the_database_is_is_found_as_the_server_finds_it(server: DstackServer) -> None:
+    assert (server.folder / "server" / "data" / "sqlite.db").is_file()
+    assert rows(server, "SELECT * FROM shim_restart_replicas")
+
+
+def test_nothing_of_ours_failed(server: DstackServer) -> None:
+    assert "shim_restart: failed while" not in server.log
+    assert server.version in environments.ALL_SERVERS
