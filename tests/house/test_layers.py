@@ -41,7 +41,7 @@ ONLY_IN = {
     "starlette": {"dstack_shim.api"},
     "uvicorn": {"dstack_shim.api"},
     "httpx": {"dstack_shim_contracts.client", "dstack_shim.console"},
-    "rich": {"dstack_shim.console"},
+    "rich": {"dstack_shim.console", "dstack_shim_server.fleet"},
     "subprocess": {"dstack_shim.host"},
 }
 # What the console, which is for people and only looks, must not know of the shim.
