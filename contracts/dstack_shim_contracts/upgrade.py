@@ -137,6 +137,10 @@ class UpgradeState:
     beside: str = ""
     """Which file lay at the path, so that one put there by somebody else is noticed."""
 
+    def is_unfit(self, file: ShimFile) -> bool:
+        """Whether this content is remembered as unfit."""
+        return any(one.file.sha256 == file.sha256 for one in self.unfit)
+
     def with_unfit(self, file: ShimFile, reason: str) -> "UpgradeState":
         """Remember one more content."""
         others = [one for one in self.unfit if one.file.sha256 != file.sha256]

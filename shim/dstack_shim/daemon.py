@@ -65,10 +65,11 @@ from dstack_shim.resources.host_keys import HostKeys
 from dstack_shim.resources.instance_mounts import InstanceMounts
 from dstack_shim.resources.volumes import Volumes
 from dstack_shim.settings import Settings
+from dstack_shim.shim_files import ShimFiles, shim_target
 from dstack_shim.store import Store
 from dstack_shim.takeover import Possessions, Watchdog
 from dstack_shim.tasks.core import Core
-from dstack_shim.upgrade import Upgrades, rfc3339, shim_target
+from dstack_shim.upgrade import Upgrades, rfc3339
 from dstack_shim.upgrade_state import UpgradeFile
 from dstack_shim.wiring import make_core
 
@@ -134,12 +135,18 @@ class Daemon:
         self._clock: Clock = SystemClock()
         runner = Target(RUNNER, Path(settings.runner_binary_path))
         path = given.path if given is not None else settings.shim_binary_path or build.own_path()
-        shim = shim_target(Path(path), given)
+        shim = shim_target(Path(path), takes_over=given is not None)
         self._components = InstalledComponents((runner, shim), run_command, log)
         self._given = given
         self._watchdog = watchdog
+        self._files = ShimFiles(shim, log)
         self._upgrades = Upgrades(
-            shim, self._components, UpgradeFile(home, log), run_command, self._clock.now, log
+            self._files,
+            self._components,
+            UpgradeFile(home, log),
+            run_command,
+            self._clock.now,
+            log,
         )
         self._departure = Departure(self._upgrades, log)
         self._generation = given.generation if given is not None else 0
@@ -169,6 +176,7 @@ class Daemon:
         self._log.info("daemon.serving", port=self._settings.shim_http_port)
         try:
             await self._enter_service()
+            await asyncio.to_thread(self._files.keep_running)
             probation = asyncio.ensure_future(self._upgrades.end_probation())
             await self._departure.wait()
         finally:

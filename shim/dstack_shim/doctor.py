@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 import attrs
+from dstack_shim_contracts.upgrade import UpgradeState
 
 from dstack_shim import build
 from dstack_shim.clock import SystemClock
@@ -31,6 +32,7 @@ from dstack_shim.store import Store
 from dstack_shim.tasks.outcomes import Boot, what_to_do
 from dstack_shim.tasks.recovery import Plan
 from dstack_shim.tasks.survey import Survey, survey
+from dstack_shim.upgrade_state import UpgradeFile
 
 PATIENCE = 10.0
 """Seconds the engine gets to answer."""
@@ -159,6 +161,7 @@ async def examine(settings: Settings, engine: Engine) -> Examination:
         *(of_home, of_engine, _of_boot(boot)),
         *_of_plan(plan),
         *(Finding(Level.LOOK, f"record {name}", "damaged, set aside") for name in old_damage),
+        *_of_upgrades(UpgradeFile(home, notes).read()),
         *notes.findings,
     )
     return Examination(findings, plan, _kept(plan, seen, boot))
@@ -191,6 +194,15 @@ def _of_plan(plan: Plan) -> Iterator[Finding]:
             if owner != item.task.id:
                 words = f"task {owner} keeps it, task {item.task.id} claims it too"
                 yield Finding(Level.LOOK, f"GPU {gpu}", words)
+
+
+def _of_upgrades(state: UpgradeState) -> Iterator[Finding]:
+    last = state.last
+    if last is not None:
+        told = last.told()
+        words = f"{told.from_version} to {told.to_version}: {told.outcome}"
+        level = Level.LOOK if state.is_unfit(last.new) else Level.OK
+        yield Finding(level, "upgrade", f"{words}, {told.reason}" if told.reason else words)
 
 
 def _kept(plan: Plan, seen: Survey, boot: Boot) -> tuple[KeptTask, ...]:

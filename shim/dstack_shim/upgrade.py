@@ -10,10 +10,9 @@ a file that works.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,16 +34,18 @@ from dstack_shim_contracts.upgrade import (
 
 from dstack_shim import build, takeover
 from dstack_shim.commands import CHECK
-from dstack_shim.components import InstalledComponents, Target
+from dstack_shim.components import InstalledComponents
 from dstack_shim.errors import CommandError, UpgradeRefused
 from dstack_shim.host.commands import Runner
 from dstack_shim.host.gpus import GpuInventory
 from dstack_shim.host.machine import boot_id
-from dstack_shim.installed import FileIdentity, read_document
+from dstack_shim.installed import read_document
 from dstack_shim.log import EventLog
 from dstack_shim.preflight import KnownTask, objection
-from dstack_shim.staged import StagedFile, file_digest, flush_directory, sweep
+from dstack_shim.shim_files import ShimFiles
+from dstack_shim.staged import file_digest
 from dstack_shim.takeover import Possessions
+from dstack_shim.upgrade_rules import FAILED, PROBATION, UNDER_WAY, ended, seen_after_an_end
 from dstack_shim.upgrade_state import UpgradeFile
 
 CHECK_LIMIT = 30.0
@@ -53,50 +54,11 @@ CHECK_LIMIT = 30.0
 CHECK_OUTPUT = 8 << 20
 """Bytes its report may have."""
 
-PROBATION = 60.0
-"""Seconds after a replacement in which the new file must not end by itself twice."""
+DOUBTS = 3
+"""Times a file is asked that cannot tell what it would do; then it counts as unfit."""
 
 Tasks = Callable[[], Mapping[str, KnownTask]]
 """Tells the tasks known at the moment, by id."""
-
-_FAILED = (Outcome.REFUSED, Outcome.ROLLED_BACK, Outcome.DIED)
-
-
-def shim_target(path: Path, given: Handover | None) -> Target:
-    """Where the shim's file goes.
-
-    It waits beside the path only if this process runs from the path, or took over and will:
-    elsewhere (an installation, a path named by a flag) there is no file to go back to.
-    """
-    own = build.own_file()
-    runs_from_it = given is not None or (own is not None and path.exists() and own.samefile(path))
-    return Target(SHIM, path, _beside(path, "next") if runs_from_it else None)
-
-
-def seen_after_an_end(last: Attempt, *, in_place: bool, same_boot: bool, now: float) -> Attempt:
-    """What an attempt has come to, as seen by a start to which nobody handed over.
-
-    ``in_place`` tells that its new content lies at the path; ``now`` is in monotonic seconds.
-    """
-    if last.outcome is Outcome.STOPPING:
-        return _ended(last, Outcome.INTERRUPTED, "the old shim was stopped before it handed over")
-    if last.outcome is Outcome.TRYING and in_place:
-        return attrs.evolve(last, outcome=Outcome.SETTLING, ready_at=now, deaths=1)
-    if last.outcome is Outcome.TRYING and not same_boot:
-        return _ended(last, Outcome.INTERRUPTED, "the host went down meanwhile")
-    if last.outcome is Outcome.TRYING:
-        return _ended(last, Outcome.DIED, "it ended before it was ready")
-    if last.outcome is not Outcome.SETTLING:
-        return last
-    if not in_place or not same_boot or now - last.ready_at >= PROBATION:
-        return _ended(last, Outcome.DONE, "")
-    if last.deaths == 0:
-        return attrs.evolve(last, deaths=1)
-    return _ended(last, Outcome.DIED, f"it ended twice within {PROBATION:g} s of being ready")
-
-
-def _ended(last: Attempt, outcome: Outcome, reason: str) -> Attempt:
-    return attrs.evolve(last, outcome=outcome, reason=reason)
 
 
 class Upgrades:
@@ -104,14 +66,14 @@ class Upgrades:
 
     def __init__(
         self,
-        target: Target,
+        files: ShimFiles,
         components: InstalledComponents,
         file: UpgradeFile,
         run: Runner,
         now: Callable[[], float],
         log: EventLog,
     ) -> None:
-        self._target = target
+        self._files = files
         self._components = components
         self._file = file
         self._run = run
@@ -119,7 +81,7 @@ class Upgrades:
         self._now = now
         self._log = log
         self._state = UpgradeState()
-        self._running = FileIdentity.of(target.path)  # replaced by hand, it is another one
+        self._doubts: Counter[str] = Counter()
 
     @property
     def last(self) -> LastUpgrade | None:
@@ -142,67 +104,45 @@ class Upgrades:
         for unfit in self._state.unfit:
             self._components.avoid(SHIM, unfit.file.sha256, unfit.reason)
         last = self._state.last
-        if last is not None and last.outcome in _FAILED and self._is_at_path(last.old):
+        failed = last is not None and self._state.is_unfit(last.new)
+        if last is not None and failed and self._files.is_at_path(last.old.sha256):
             self._report(last)
 
     def _begin_alone(self, possessions: Possessions) -> None:
         last = self._state.last
-        if last is not None and last.outcome in (
-            Outcome.STOPPING,
-            Outcome.TRYING,
-            Outcome.SETTLING,
-        ):
-            in_place = self._is_at_path(last.new)
-            seen = seen_after_an_end(
-                last,
-                in_place=in_place,
-                same_boot=last.boot_id == self._boot_id,
-                now=time.monotonic(),
-            )
-            self._log.warning(
-                "upgrade.ended",
-                outcome=seen.outcome,
-                version=seen.new.version,
-                reason=seen.reason,
-            )
-            if seen.outcome is Outcome.DIED:
-                self._failed(Outcome.DIED, seen.reason)
-                if in_place:
-                    self._restore_previous(possessions, seen.reason)
-            else:
-                self._remember(attrs.evolve(self._state, last=seen))
-        self._forget_stale_file()
+        if last is not None and last.outcome in UNDER_WAY:
+            self._judge(last, possessions)
+        if self._state.beside not in ("", self._files.content):
+            # Whoever put another file at the path decided later than who let this one wait.
+            self._files.discard_waiting()
+        if self._files.waiting is not None and self._state.beside != self._files.content:
+            self._remember(attrs.evolve(self._state, beside=self._files.content))
+        self._files.tidy()
 
-    def _restore_previous(self, possessions: Possessions, why: str) -> None:
-        """Put the file before this one back and become it."""
-        previous = _beside(self._target.path, "previous")
-        last = self._state.last
-        assert last is not None
+    def _judge(self, last: Attempt, possessions: Possessions) -> None:
+        in_place = self._files.is_at_path(last.new.sha256)
+        same_boot = last.boot_id == self._boot_id
+        seen = seen_after_an_end(
+            last, in_place=in_place, same_boot=same_boot, now=time.monotonic()
+        )
+        version, outcome, reason = seen.new.version, seen.outcome, seen.reason
+        self._log.warning("upgrade.ended", version=version, outcome=outcome, reason=reason)
+        if outcome is not Outcome.DIED:
+            self._remember(attrs.evolve(self._state, last=seen))
+            return
+        self._failed(outcome, reason)
+        if in_place:
+            self._become_previous(possessions, last.old.sha256, reason)
+
+    def _become_previous(self, possessions: Possessions, sha256: str, why: str) -> None:
+        """Put the file before this one back and become it; returns if that is impossible."""
+        path = self._files.path
         try:
-            if file_digest(previous) != last.old.sha256:
-                return
-            previous.rename(self._target.path)
-            flush_directory(previous.parent)
-            given = takeover.handover(
-                possessions, generation=0, path=self._target.path, inventory=None
-            )
-            takeover.execute(self._target.path, attrs.evolve(given, rolled_back=why))
+            if self._files.restore_previous(sha256):
+                given = takeover.handover(possessions, generation=0, path=path, inventory=None)
+                takeover.execute(path, attrs.evolve(given, rolled_back=why))
         except OSError as error:
             self._log.error("upgrade.not_rolled_back", error=error)
-
-    def _forget_stale_file(self) -> None:
-        """Drop a file that waits beside another one than it was to replace.
-
-        Whoever put a file at the path meanwhile decided later.
-        """
-        waiting = self._target.waiting
-        if waiting is None or self._running is None:
-            return
-        beside = self._running.content
-        if self._state.beside and self._state.beside != beside:
-            self._discard(waiting)
-        if self._state.beside != beside:
-            self._remember(attrs.evolve(self._state, beside=beside))
 
     # -- taking over
 
@@ -225,14 +165,9 @@ class Upgrades:
 
         Raises ``OSError``: the file at the path is still the old one.
         """
-        path, waiting = self._target.path, self._target.waiting
-        assert waiting is not None
-        self._keep_previous()
-        waiting.rename(path)
-        flush_directory(path.parent)
-        self._running = FileIdentity.of(path)
+        self._files.take_place()
         last = self._state.last
-        if last is not None and self._running is not None:
+        if last is not None:
             last = attrs.evolve(
                 last,
                 outcome=Outcome.SETTLING,
@@ -240,7 +175,7 @@ class Upgrades:
                 ready_at=time.monotonic(),
                 deaths=0,
             )
-            self._remember(UpgradeState(last, self._state.unfit, self._running.content))
+            self._remember(UpgradeState(last, self._state.unfit, self._files.content))
         self._log.info("upgrade.done", version=build.version())
 
     def confirm(self) -> None:
@@ -262,7 +197,7 @@ class Upgrades:
         expected = Outcome.SETTLING if outcome is Outcome.DONE else Outcome.TRYING
         last = self._state.last
         if last is not None and last.outcome is expected:
-            self._remember(attrs.evolve(self._state, last=_ended(last, outcome, reason)))
+            self._remember(attrs.evolve(self._state, last=ended(last, outcome, reason)))
 
     # -- being replaced
 
@@ -275,51 +210,68 @@ class Upgrades:
         Raises:
             UpgradeRefused: the file would not do; this process goes on.
         """
-        waiting = self._target.waiting
+        waiting = self._files.waiting
         if waiting is None:
             return None
         await self._components.reserve(SHIM)
         try:
             if not waiting.exists():
+                if self._files.was_replaced_by_hand():
+                    await asyncio.to_thread(self._files.keep_previous)
                 return None
             document = await asyncio.to_thread(read_document, waiting)
             able = document is not None and document.takeover == TAKEOVER_PROTOCOL
-            if document is None or not able or self._was_replaced_by_hand():
-                await asyncio.to_thread(self._place_for_supervisor, waiting)
+            if document is None or not able or self._files.was_replaced_by_hand():
+                await asyncio.to_thread(self._files.place_for_supervisor)
                 return None
             await self._examine(waiting, document.version, tasks)
+        except OSError as error:
+            self._components.release(SHIM)
+            raise UpgradeRefused(f"{self._files.path} cannot be replaced: {error}") from error
         except BaseException:
             self._components.release(SHIM)
             raise
         return waiting
 
     async def _examine(self, waiting: Path, version: str, tasks: Tasks) -> None:
-        new, old = await asyncio.to_thread(
-            lambda: (file_digest(waiting), file_digest(self._target.path))
-        )
-        attempt = Attempt(
-            ShimFile(build.version(), old),
-            ShimFile(version, new),
-            Outcome.STOPPING,
-            self._time(),
-            self._boot_id,
-        )
-        self._log.info("upgrade.checking", version=version, sha256=new)
-        reason = await self._objection(waiting, version, tasks)
+        attempt = await asyncio.to_thread(self._attempt, waiting, version)
+        self._log.info("upgrade.checking", version=version, sha256=attempt.new.sha256)
+        reason, is_sure = await self._objection(waiting, version, tasks)
         if reason:
-            self._state = attrs.evolve(self._state, last=attempt)
-            await asyncio.to_thread(self._failed, Outcome.REFUSED, reason)
-            self._report(attrs.evolve(attempt, reason=reason))
-            raise UpgradeRefused(reason)
+            await self._refuse(attempt, reason, is_sure=is_sure)
+        state = attrs.evolve(self._state, last=attempt)
         try:
-            state = attrs.evolve(self._state, last=attempt)
             await asyncio.to_thread(self._file.write, state)
         except OSError as error:
             # Without it nobody would know of a file that died: tried again and again.
             raise UpgradeRefused(f"{self._file.path} cannot be written: {error}") from error
         self._state = state
 
-    async def _objection(self, waiting: Path, version: str, tasks: Tasks) -> str:
+    def _attempt(self, waiting: Path, version: str) -> Attempt:
+        return Attempt(
+            ShimFile(build.version(), file_digest(self._files.path)),
+            ShimFile(version, file_digest(waiting)),
+            Outcome.STOPPING,
+            self._time(),
+            self._boot_id,
+        )
+
+    async def _refuse(self, attempt: Attempt, reason: str, *, is_sure: bool) -> NoReturn:
+        """Raise ``UpgradeRefused``; what could not be told is asked again, a few times."""
+        refused = ended(attempt, Outcome.REFUSED, reason)
+        self._state = attrs.evolve(self._state, last=refused)
+        self._doubts[attempt.new.sha256] += 1
+        if is_sure or self._doubts[attempt.new.sha256] >= DOUBTS:
+            await asyncio.to_thread(self._failed, Outcome.REFUSED, reason)
+            self._report(refused)
+        else:
+            await asyncio.to_thread(self._remember, self._state)
+        raise UpgradeRefused(reason)
+
+    async def _objection(self, waiting: Path, version: str, tasks: Tasks) -> tuple[str, bool]:
+        """Why it may not, "" if it may; and whether that is the file's own fault: a host on which
+        nothing can be told, an engine that is away say, may be another one in a minute.
+        """
         before = tasks()
         argv = [str(waiting), CHECK.name, *sys.argv[1:]]
         try:
@@ -327,14 +279,14 @@ class Upgrades:
                 argv, timeout=CHECK_LIMIT, env=takeover.environment(), max_output=CHECK_OUTPUT
             )
         except CommandError as error:
-            return f"its check: {error}"
+            return f"its check: {error}", True
         if not finished.ok:
-            return f"its check {finished.failure}"
+            return f"its check {finished.failure}", True
         try:
             found = decode(CheckReport, finished.out)
         except BodyError as error:
-            return f"its check gives no report: {error}"
-        return objection(found, version, before, tasks())
+            return f"its check gives no report: {error}", True
+        return objection(found, version, before, tasks()), not found.problems
 
     def execute(
         self, possessions: Possessions, generation: int, inventory: GpuInventory
@@ -343,7 +295,7 @@ class Upgrades:
 
         Raises ``OSError`` if neither can be executed.
         """
-        path, waiting, last = self._target.path, self._target.waiting, self._state.last
+        path, waiting, last = self._files.path, self._files.waiting, self._state.last
         assert waiting is not None
         assert last is not None
         self._remember(attrs.evolve(self._state, last=attrs.evolve(last, outcome=Outcome.TRYING)))
@@ -356,49 +308,6 @@ class Upgrades:
             why = f"it cannot be executed: {error.strerror}"
             takeover.execute(path, attrs.evolve(given, generation=generation, rolled_back=why))
 
-    # -- files
-
-    def _keep_previous(self) -> None:
-        path = self._target.path
-        previous = _beside(path, "previous")
-        sweep(previous)
-        try:
-            with StagedFile(previous) as staged:
-                staged.path.unlink()
-                try:
-                    os.link(path, staged.path)
-                except OSError:  # a file system without links
-                    shutil.copy2(path, staged.path)
-                staged.place()
-        except OSError as error:
-            # The old shim cannot be gone back to later, but this one serves.
-            self._log.warning("upgrade.previous_not_kept", error=error)
-
-    def _place_for_supervisor(self, waiting: Path) -> None:
-        self._keep_previous()
-        try:
-            waiting.rename(self._target.path)
-            flush_directory(waiting.parent)
-        except OSError as error:
-            raise UpgradeRefused(f"{self._target.path} cannot be replaced: {error}") from error
-        self._log.info("upgrade.placed", path=self._target.path)
-
-    def _was_replaced_by_hand(self) -> bool:
-        there = FileIdentity.of(self._target.path)
-        return there is None or self._running is None or there.content != self._running.content
-
-    def _discard(self, waiting: Path) -> None:
-        try:
-            waiting.unlink(missing_ok=True)
-        except OSError as error:
-            self._log.warning("upgrade.file_not_removed", path=waiting, error=error)
-
-    def _is_at_path(self, file: ShimFile) -> bool:
-        try:
-            return file_digest(self._target.path) == file.sha256
-        except OSError:
-            return False
-
     # -- memory
 
     def _failed(self, outcome: Outcome, reason: str) -> None:
@@ -406,11 +315,10 @@ class Upgrades:
         last = self._state.last
         if last is None:
             return
-        if last.outcome not in _FAILED:
-            last = attrs.evolve(_ended(last, outcome, reason), at=self._time())
+        if last.outcome not in FAILED:
+            last = attrs.evolve(ended(last, outcome, reason), at=self._time())
         self._remember(attrs.evolve(self._state, last=last).with_unfit(last.new, reason))
-        if self._target.waiting is not None:
-            self._discard(self._target.waiting)
+        self._files.discard_waiting()
 
     def _report(self, last: Attempt) -> None:
         self._components.refuse(SHIM, last.new.sha256, last.new.version, last.reason)
@@ -429,7 +337,3 @@ class Upgrades:
 def rfc3339(seconds: float) -> str:
     """A time since the epoch in words."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _beside(path: Path, what: str) -> Path:
-    return path.with_name(f".{path.name}.{what}")

@@ -27,14 +27,17 @@ from tests.lab.engine import PrivateEngine
 from tests.lab.host import Host
 from tests.lab.images import Images, write_runner
 from tests.lab.proxy import CountingProxy, Hang
-from tests.lab.shim import EXECUTABLE
+from tests.lab.shim import EXECUTABLE, PORT
 from tests.lab.shim_files import WHEN_CHECKED, WHEN_TAKING_OVER, foreign, variant
 from tests.lab.site import PATIENCE, Site, digest
 from tests.lab.traffic import Traffic
+from tests.releases import environments
+from tests.releases.running import run_inside
 from tests.shim.file_server import FileServer, Reply, serving
 from tools.build_shim import build_shim
 
 OLD, NEW = "0.22.5", "0.22.5.post1"
+STOCK = ("0.21.2", "0.22.5")
 HASTY = "takeover.READY_WITHIN, takeover.ALARM_AFTER, upgrade.CHECK_LIMIT = 3.0, 1, 3.0"
 """Makes a shim that waits less for its successor: what it does then is the same."""
 
@@ -91,6 +94,11 @@ def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+def in_place(site: Site) -> set[str]:
+    """The files at and beside the path, without the copy of what runs."""
+    return {path.name for path in site.path.parent.iterdir()} - {f".{SHIM}.running"}
+
+
 def children(pid: int) -> list[str]:
     found = subprocess.run(
         ["ps", "--no-headers", "-o", "pid,stat,args", "--ppid", str(pid)],
@@ -132,8 +140,8 @@ def test_twenty_replacements_under_load_refuse_nobody_and_touch_no_task(
     site.client.close()
     eventually(lambda: descriptors(pid) == open_before, saying="it is idle again")
     assert children(pid) == []
-    names = {SHIM, f".{SHIM}.previous"}
-    assert {path.name for path in site.path.parent.iterdir()} == names
+    names = {f".{SHIM}.previous", f".{SHIM}.running"}
+    assert {path.name for path in site.path.parent.iterdir()} == {SHIM, *names}
 
 
 def test_a_replacement_keeps_pid_port_and_tasks_and_says_what_it_did(
@@ -281,7 +289,7 @@ def test_a_file_that_is_no_shim_is_never_waited_for_and_not_fetched_again(
     entry = site.install(reply)
     assert (entry.version, entry.status) == (OLD, ComponentStatus.INSTALLED)
     assert "component.not_installed" in site.log()
-    assert sorted(path.name for path in site.path.parent.iterdir()) == [SHIM]
+    assert in_place(site) == {SHIM}
     assert_not_fetched_again(site, reply)
     assert (pids(client), site.pid) == (before, pid)
 
@@ -298,7 +306,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_rest(
         site = make_site(built.read_bytes())
         assert site.install(variant(built, NEW)).version == OLD
         assert "No space left" in site.log()
-        assert sorted(path.name for path in site.path.parent.iterdir()) == [SHIM]
+        assert in_place(site) == {SHIM}
         assert site.client.healthcheck().version == OLD
     finally:
         subprocess.run(["umount", "--lazy", str(tmp_path / "bin")], check=True)
@@ -418,6 +426,52 @@ def assert_not_fetched_again(site: Site, reply: Reply) -> None:
         assert site.files.sent.get(path, 0) == sent
 
 
+# The check loop of stock servers: 0.21.2 asks for an install whenever versions differ, 0.22.5 leaves
+# a component alone that is reported as an error.
+
+
+def checks_of(
+    release: str, site: Site, version: str, content: bytes, checks: int
+) -> list[list[str]]:
+    """What a server of that release sees of the shim at each of so many checks."""
+    site.files.replies["/release"] = Reply(content, headers={"ETag": digest(content)})
+    seen: list[list[str]] = run_inside(
+        environments.pristine(release),
+        "check_components.py",
+        *(str(PORT), version, site.files.url("/release"), str(checks)),
+        environment={"no_proxy": "*"},
+    )
+    return seen
+
+
+@pytest.mark.parametrize("release", STOCK)
+def test_a_stock_server_installs_once_and_restarts_once(
+    site: Site, built: Path, release: str
+) -> None:
+    content = variant(built, NEW)
+    seen = checks_of(release, site, NEW, content, 6)
+    assert seen[0] == [OLD, "installed"]
+    assert seen[-3:] == [[NEW, "installed"]] * 3
+    assert site.wait_for_version(NEW).version == NEW
+    assert site.log().count("upgrade.checking") == 1
+    assert site.files.sent["/release"] == len(content)
+
+
+@pytest.mark.parametrize("release", STOCK)
+@pytest.mark.parametrize("name", ["its check says nothing", "it ends at once"])
+def test_a_stock_server_fetches_a_bad_file_once_and_restarts_into_it_once(
+    site: Site, built: Path, release: str, name: str
+) -> None:
+    content = variant(built, NEW, shell=BROKEN[name].shell)
+    seen = checks_of(release, site, NEW, content, 12)
+    assert seen[-3:] == [[NEW, "error"]] * 3
+    assert site.wait_for_outcome(BROKEN[name].outcome).to_version == NEW
+    assert site.client.healthcheck().version == OLD
+    assert site.log().count("upgrade.checking") == 1
+    # Once before it was refused, and once where another process asks for it first.
+    assert site.files.sent["/release"] <= 2 * len(content)
+
+
 # Moving back, and files put there by hand.
 
 
@@ -434,14 +488,23 @@ def test_a_shim_that_cannot_take_over_is_put_at_the_path_for_the_supervisor(
     assert site.previous.read_bytes() == built.read_bytes()
 
 
-def test_a_file_put_at_the_path_by_hand_is_started_at_the_next_shutdown(
-    site: Site, built: Path
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_path_that_was_replaced_by_hand_ends_the_process_and_what_ran_is_kept(
+    site: Site, built: Path, waits: bool, in_place: bool
 ) -> None:
     pid = site.pid
-    site.put(variant(built, NEW))
+    eventually(site.path.with_name(f".{SHIM}.running").exists)
+    if in_place:  # what a link would show, too
+        site.path.write_bytes(variant(built, "0.22.5.post2"))
+    else:
+        site.put(variant(built, "0.22.5.post2"))
+    if waits:
+        site.install(variant(built, NEW))
     site.client.shutdown()
     assert site.supervisor.wait_for_end(pid).status == 0
-    site.wait_for_version(NEW)
+    site.wait_for_version(NEW if waits else "0.22.5.post2")
+    assert site.previous.read_bytes() == built.read_bytes()
 
 
 def test_a_file_that_waited_is_dropped_when_another_was_put_at_the_path(

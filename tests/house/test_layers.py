@@ -30,7 +30,16 @@ ORDER = (
     *("errors", "build", "clock", "cancelling", "log", "records", "staged"),
     *("commands", "settings", "home", "host", "store", "resources", "engine", "tasks"),
     *("installed", "download", "components", "recipe", "instance", "wiring"),
-    *("obstacles", "takeover", "upgrade_state", "preflight", "upgrade", "departure"),
+    *(
+        "obstacles",
+        "shim_files",
+        "takeover",
+        "upgrade_rules",
+        "upgrade_state",
+        "preflight",
+        "upgrade",
+        "departure",
+    ),
     *("doctor", "check", "api", "daemon", "console", "cli", "__main__"),
 )
 # What only some rooms may know of the world outside.

@@ -27,8 +27,10 @@ from dstack_shim.errors import CommandTimedOut, UpgradeRefused
 from dstack_shim.host.commands import MAX_OUTPUT, Finished
 from dstack_shim.log import event_log
 from dstack_shim.preflight import KnownTask, objection
+from dstack_shim.shim_files import ShimFiles, shim_target
 from dstack_shim.staged import file_digest
-from dstack_shim.upgrade import PROBATION, Upgrades, seen_after_an_end, shim_target
+from dstack_shim.upgrade import DOUBTS, Upgrades
+from dstack_shim.upgrade_rules import PROBATION, seen_after_an_end
 from dstack_shim.upgrade_state import UpgradeFile
 from tests.shim.test_components import shim as shim_file
 
@@ -220,7 +222,12 @@ class Bench:
     def again(self) -> Upgrades:
         target = Target(SHIM, self.path, self.waiting)
         self.upgrades = Upgrades(
-            target, self.components, self.file, self.check, lambda: 0.0, event_log()
+            ShimFiles(target, event_log()),
+            self.components,
+            self.file,
+            self.check,
+            lambda: 0.0,
+            event_log(),
         )
         return self.upgrades
 
@@ -281,6 +288,21 @@ async def test_a_file_that_is_refused_is_gone_remembered_and_shown_as_an_error(
     assert bench.components.installing == ()
 
 
+async def test_a_host_on_which_nothing_can_be_told_is_asked_a_few_times(bench: Bench) -> None:
+    bench.put(bench.waiting, NEW)
+    bench.check.says(attrs.evolve(report(), problems=("engine: no answer",)))
+    for _ in range(DOUBTS - 1):
+        with pytest.raises(UpgradeRefused, match="no answer"):
+            await bench.choose()
+        assert bench.waiting.exists()
+        assert bench.file.read().unfit == ()
+        assert bench.components.installing == ()
+    with pytest.raises(UpgradeRefused, match="no answer"):
+        await bench.choose()
+    assert not bench.waiting.exists()
+    assert len(bench.file.read().unfit) == 1
+
+
 async def test_where_nothing_can_be_remembered_nothing_is_tried(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +338,8 @@ async def test_where_the_path_was_replaced_by_hand_there_is_nothing_to_go_back_t
 
 def test_only_a_file_that_runs_from_its_path_lets_another_wait(tmp_path: Path) -> None:
     (tmp_path / SHIM).touch()
-    assert shim_target(tmp_path / SHIM, None).waiting is None
+    assert shim_target(tmp_path / SHIM, takes_over=False).waiting is None
+    assert shim_target(tmp_path / SHIM, takes_over=True).waiting is not None
 
 
 def test_unknown_members_of_a_later_release_are_ignored() -> None:
