@@ -160,6 +160,16 @@ class TestVersionFailsWhereTheDaemonCouldNotStart:
         path = folder_with(tmp_path, python3=old_pythons()[-1], **names)
         assert call(shim, "--version", path=path).stdout == ANSWER
 
+    def test_what_it_runs_itself_looks_for_a_fit_python_again(self, shim: Path) -> None:
+        """The daemon asks files for their version: beside an old python3 each has to look."""
+        code = (
+            "import os, runpy, sys; sys.argv = [sys.argv[1], '--version']\n"
+            "try: runpy.run_path(sys.argv[0])\n"
+            "except SystemExit: print(os.environ.get('DSTACK_SHIM_NO_OTHER_PYTHON'))"
+        )
+        env = {"DSTACK_SHIM_NO_OTHER_PYTHON": "1"}
+        assert call(sys.executable, "-c", code, shim, env=env).stdout == f"{ANSWER}None\n"
+
     @pytest.mark.skipif(not old_pythons(), reason="this machine has no Python older than 3.10")
     def test_a_name_that_lies_about_its_version_ends(self, shim: Path, tmp_path: Path) -> None:
         old = old_pythons()[-1]

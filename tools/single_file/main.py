@@ -26,6 +26,8 @@ def start_newer():
 
 if sys.version_info < (3, 10):
     start_newer()
+# This one is fit; what it runs itself, the file with --version for one, looks again.
+os.environ.pop("DSTACK_SHIM_NO_OTHER_PYTHON", None)
 
 import _frozen_importlib_external  # its number tells which byte code this Python can read
 
