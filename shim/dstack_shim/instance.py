@@ -54,6 +54,7 @@ class Instance:
             gpu_vendor=self.inventory.vendor.value,
             has_infiniband=self.has_infiniband,
             has_hugepages=self.has_hugepages,
+            boot_id=self.boot.id,
         )
 
 

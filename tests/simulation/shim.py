@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar, cast
 import attrs
 from dstack_shim_contracts.api import TaskConfig
 
-from dstack_shim.engine.container import LABEL_GPUS
+from dstack_shim.engine.container import LABEL_GPUS, LABEL_HOST_KEYS
 from dstack_shim.engine.protocol import (
     LABEL_HOME,
     LABEL_IS_TASK,
@@ -317,7 +317,12 @@ def spec_of(
     """A task's container; ``with_labels``: with those that dstack's own shim does not know."""
     labels = {LABEL_IS_TASK: "true", LABEL_TASK_ID: config.id}
     if with_labels:
-        labels |= {LABEL_HOME: home, LABEL_GPUS: json.dumps(gpus)}
+        keys = {"user": config.host_ssh_user, "keys": config.host_ssh_keys}
+        labels |= {
+            LABEL_HOME: home,
+            LABEL_GPUS: json.dumps(gpus),
+            LABEL_HOST_KEYS: json.dumps(keys),
+        }
     return ContainerSpec(
         name=name,
         image=config.image_name,

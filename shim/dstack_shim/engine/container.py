@@ -1,7 +1,8 @@
 """What a task's container looks like: pure, from the task and this host's facts to a spec.
 
-The labels say what a restore needs to know of a container of ours, so that one list of
-containers is enough: whose it is, which GPUs it was given, what was intended with it.
+The labels say what a restore needs to know of a container of ours even if its record is lost, so
+that one list of containers is enough: whose it is, which GPUs and host keys it was given, in which
+boot, what was intended with it, and where its runner listens. dstack's own shim ignores them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ from dstack_shim.errors import ResourceError
 from dstack_shim.resources.volume_names import ROOT as VOLUMES_ROOT
 
 LABEL_GPUS: Final = LABEL_PREFIX + "gpus"
+"""A JSON list of the ids locked for the task."""
+LABEL_HOST_KEYS: Final = LABEL_PREFIX + "host-ssh-keys"
+"""A JSON object, the ``user`` and its public ``keys``; only if there are any."""
+LABEL_PORTS: Final = LABEL_PREFIX + "ports"
+"""A JSON list: the container's ports of the runner and of the job's sshd."""
+LABEL_INTENT: Final = LABEL_PREFIX + "intent"
+LABEL_BOOT: Final = LABEL_PREFIX + "boot-id"
+"""The kernel's boot id when it was made; only if there is one."""
+START: Final = "start"
+"""The intent: whoever made it was going to start it at once."""
 
 INFINIBAND: Final = "/dev/infiniband"
 HUGEPAGES: Final = "/dev/hugepages-1G"
@@ -73,6 +84,7 @@ class ContainerSettings:
     gpu_vendor: str = "none"
     has_infiniband: bool = False
     has_hugepages: bool = False
+    boot_id: str | None = None
 
 
 def container_spec(
@@ -82,12 +94,11 @@ def container_spec(
     runner_version: str,
     runner_dir: str,
     gpus: Sequence[str] = (),
-    facts: Mapping[str, str] = _NOTHING,
 ) -> ContainerSpec:
     """The whole container of a task.
 
     ``runner_dir`` is the host directory that becomes ``/tmp/runner``. ``gpus`` are the ids
-    locked for the task. ``facts`` become labels under our prefix, for a later shim to read.
+    locked for the task.
 
     Raises ``ComponentError`` if the runner cannot do its part, ``ResourceError`` for GPUs of a
     vendor nobody knows how to pass in.
@@ -106,7 +117,7 @@ def container_spec(
     spec = ContainerSpec(
         name=container_name(config.name, config.id),
         image=config.image_name,
-        labels=_labels(config, settings, gpus, facts),
+        labels=_labels(config, settings, gpus),
         entrypoint=("/bin/sh", "-c"),
         command=(command,),
         env=env,
@@ -147,13 +158,23 @@ def lacks_display(spec: ContainerSpec, error: str) -> bool:
 
 def gpus_from_labels(labels: Mapping[str, str]) -> tuple[str, ...] | None:
     """The GPUs a container was given, as it says itself; None if it does not (dstack's own)."""
-    try:
-        gpus = json.loads(labels.get(LABEL_GPUS, "null"))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(gpus, list) or not all(isinstance(gpu, str) and gpu for gpu in gpus):
-        return None
-    return tuple(gpus)
+    return _texts(_json(labels, LABEL_GPUS))
+
+
+def host_keys_from_labels(labels: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The user of the host and the public keys let in for it; empty if none are named."""
+    value = _json(labels, LABEL_HOST_KEYS)
+    if not isinstance(value, dict):
+        return "", ()
+    user, keys = value.get("user"), _texts(value.get("keys"))
+    return (user, keys) if isinstance(user, str) and keys else ("", ())
+
+
+def runner_port_from_labels(labels: Mapping[str, str]) -> int | None:
+    """Where the runner listens inside, whatever flags its shim had; None if it is not said."""
+    value = _json(labels, LABEL_PORTS)
+    port = value[0] if isinstance(value, list) and value else None
+    return port if type(port) is int else None
 
 
 def gpus_from_details(details: ContainerDetails) -> tuple[str, ...]:
@@ -176,18 +197,34 @@ def gpus_from_details(details: ContainerDetails) -> tuple[str, ...]:
 
 
 def _labels(
-    config: TaskConfig,
-    settings: ContainerSettings,
-    gpus: Sequence[str],
-    facts: Mapping[str, str],
+    config: TaskConfig, settings: ContainerSettings, gpus: Sequence[str]
 ) -> dict[str, str]:
+    flags = settings.runner_flags
+    keys = {"user": config.host_ssh_user, "keys": list(config.host_ssh_keys)}
     return {
-        **{LABEL_PREFIX + name: value for name, value in facts.items()},
         LABEL_IS_TASK: "true",
         LABEL_TASK_ID: config.id,
         LABEL_HOME: settings.home,
         LABEL_GPUS: json.dumps(list(gpus)),
+        LABEL_PORTS: json.dumps([flags.http_port, flags.ssh_port]),
+        LABEL_INTENT: START,
+        **({LABEL_HOST_KEYS: json.dumps(keys)} if config.host_ssh_keys else {}),
+        **({LABEL_BOOT: settings.boot_id} if settings.boot_id else {}),
     }
+
+
+def _json(labels: Mapping[str, str], name: str) -> object:
+    """What the label holds; None if it is missing or somebody else's."""
+    try:
+        return json.loads(labels.get(name, "null"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _texts(value: object) -> tuple[str, ...] | None:
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        return None
+    return tuple(value)
 
 
 def _mounts(config: TaskConfig, settings: ContainerSettings, runner_dir: str) -> tuple[Mount, ...]:

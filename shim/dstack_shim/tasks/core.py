@@ -67,8 +67,9 @@ class Core:
 
         Raises ``EngineError`` and ``StoreError``.
         """
-        await self._restorer.carry_out(await self._restorer.plan())
-        await self.step.round()
+        seen = await self._restorer.look()
+        await self._restorer.carry_out(seen.plan())
+        await self.step.round(seen.containers)
 
     async def attend(self, interval: float, quiet: float) -> None:
         """Follow the engine's events and run the background step, until cancelled.

@@ -12,6 +12,7 @@ import attrs
 from dstack_shim_contracts.record import TaskRecord
 from dstack_shim_contracts.statuses import Reason, TaskStatus
 
+from dstack_shim.engine.container import LABEL_INTENT, START
 from dstack_shim.engine.protocol import Container, ContainerDetails, ContainerState
 from dstack_shim.tasks.task import Task
 
@@ -133,6 +134,9 @@ def outcome_of_unstarted(record: TaskRecord, details: ContainerDetails) -> Outco
     if details.exit_code != 0 or details.error:
         return Outcome(Reason.CONTAINER_EXITED_WITH_ERROR, exit_in_words(details))
     step = record.intent.step if record.intent else ""
+    if not step and details.container.labels.get(LABEL_INTENT) == START:
+        # Only told, never made good: its end may have been decided in the record that is lost.
+        step = "starting"
     while_ = f", interrupted while {step}" if step else ""
     return Outcome(Reason.EXECUTOR_ERROR, f"container was not started{while_}")
 

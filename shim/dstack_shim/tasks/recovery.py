@@ -19,7 +19,7 @@ from dstack_shim_contracts.naming import container_name
 from dstack_shim_contracts.record import TaskRecord
 from dstack_shim_contracts.statuses import TaskStatus
 
-from dstack_shim.engine.container import gpus_from_labels
+from dstack_shim.engine.container import LABEL_BOOT, gpus_from_labels, host_keys_from_labels
 from dstack_shim.engine.protocol import Container
 from dstack_shim.records import FoundDir, RecordKind
 from dstack_shim.resources.volume_names import volumes_from_mounts
@@ -231,8 +231,9 @@ def _with_record(found: FoundDir, container: Container, home: str, host: HostFac
         record = _confirmed(record, container, host.confirmed_keys.get(found.name, ()))
     decided = record.terminated or record.termination_reason != ""
     gpus = record.gpus if record.gpus is not None else gpus_from_labels(container.labels)
+    boot_id = record.boot_id or container.labels.get(LABEL_BOOT)
     task = Task(
-        attrs.evolve(record, gpus=gpus),
+        attrs.evolve(record, gpus=gpus, boot_id=boot_id),
         _status(record),
         container.name,
         dir=found.name,
@@ -261,11 +262,12 @@ def _confirmed(record: TaskRecord, container: Container, keys: tuple[str, ...]) 
 
 
 def _adopted(container: Container, found: FoundDir | None) -> Restore:
-    """A task without a usable record: what its container shows is all there is."""
+    """A task without a usable record: what its container shows and says is all there is."""
     saving = Saving.ON_CHANGE
     if found is not None and found.kind is RecordKind.UNREADABLE:
         saving = Saving.HANDS_OFF
     gpus = gpus_from_labels(container.labels)
+    user, keys = host_keys_from_labels(container.labels)
     record = TaskRecord(
         id=container.task_id,
         config=TaskConfig(
@@ -273,8 +275,11 @@ def _adopted(container: Container, found: FoundDir | None) -> Restore:
             name=container.name.rpartition("-")[0],
             network_mode="host" if container.network_mode == "host" else "bridge",
             volumes=_mounted_volumes(container),
+            host_ssh_user=user,
+            host_ssh_keys=keys,
         ),
         gpus=gpus,
+        boot_id=container.labels.get(LABEL_BOOT),
     )
     task = Task(
         record,

@@ -21,7 +21,7 @@ from dstack_shim.resources.gpus import GpuLocks
 from dstack_shim.resources.protocol import Blocking
 from dstack_shim.tasks.book import Book
 from dstack_shim.tasks.recovery import HostFacts, Plan, Restore, plan
-from dstack_shim.tasks.survey import ConfirmKeys, survey
+from dstack_shim.tasks.survey import ConfirmKeys, Survey, survey
 from dstack_shim.tasks.task import Task, with_gpus
 
 
@@ -50,12 +50,12 @@ class Restorer:
         self._home = home
         self._log = log
 
-    async def plan(self) -> Plan:
-        """Read records, containers and host, and say what to do; nothing is changed.
+    async def look(self) -> Survey:
+        """Read records, containers and host; nothing is changed.
 
         Raises ``EngineError`` and ``StoreError``.
         """
-        found = await survey(
+        return await survey(
             self._records,
             self._engine,
             self._confirm_keys,
@@ -63,7 +63,6 @@ class Restorer:
             self._home,
             self._log,
         )
-        return found.plan()
 
     async def carry_out(self, todo: Plan) -> None:
         """Do it. One task that cannot be restored never costs another."""

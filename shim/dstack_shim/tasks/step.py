@@ -20,6 +20,7 @@ from typing import Any
 from dstack_shim_contracts.statuses import Reason, TaskStatus
 
 from dstack_shim.clock import Clock
+from dstack_shim.engine.container import runner_port_from_labels
 from dstack_shim.engine.protocol import Container, Engine
 from dstack_shim.errors import (
     ContainerNotFound,
@@ -129,11 +130,15 @@ class Step:
         in_grace = record.stop_by is not None and now < record.stop_by
         return entry.unsaved or (task.over and not is_settled and not in_grace)
 
-    async def round(self) -> None:
-        """One round over all tasks. Never raises but when cancelled."""
+    async def round(self, listed: tuple[Container, ...] | None = None) -> None:
+        """One round over all tasks. Never raises but when cancelled.
+
+        ``listed`` is what the engine has just told a restore; without it, it is asked.
+        """
         self._is_unfinished = True
         seen_at = self._book.sequence
-        listed = await self._list()
+        if listed is None:
+            listed = await self._list()
         if listed is None:
             return
         await self._adopt_strangers(listed, seen_at)
@@ -239,10 +244,11 @@ class Step:
         assert container is not None
         ports = container.ports if container.network_mode != "host" else ()
         bridge = entry.task.record.config.network_mode == "bridge"
-        if bridge and not any(port.container == self._runner_port for port in ports):
+        runner_port = runner_port_from_labels(container.labels) or self._runner_port
+        if bridge and not any(port.container == runner_port for port in ports):
             # Reported as running it would make servers talk to host port 10999, perhaps to the
             # runner of another job.
-            message = f"no host port for the runner's port {self._runner_port}"
+            message = f"no host port for the runner's port {runner_port}"
             return await self._finish.abandon(entry, Reason.EXECUTOR_ERROR, message)
         change = partial(
             advance,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -16,7 +15,9 @@ from dstack_shim.engine.container import (
     container_spec,
     gpus_from_details,
     gpus_from_labels,
+    host_keys_from_labels,
     lacks_display,
+    runner_port_from_labels,
     without_display,
 )
 from dstack_shim.engine.protocol import (
@@ -47,7 +48,6 @@ def spec(
     config: TaskConfig = CONFIG,
     settings: ContainerSettings = SETTINGS,
     gpus: tuple[str, ...] = (),
-    facts: Mapping[str, str] | None = None,
 ) -> ContainerSpec:
     return container_spec(
         config,
@@ -55,7 +55,6 @@ def spec(
         runner_version="0.22.5",
         runner_dir="/root/.dstack/runners/x/runner",
         gpus=gpus,
-        facts=facts or {},
     )
 
 
@@ -85,25 +84,45 @@ def test_a_plain_task_gets_a_plain_container() -> None:
     assert (plain.security_opt, plain.ulimits, plain.ipc_mode, plain.runtime) == ((), (), "", "")
 
 
-def test_labels_say_whose_it_is_and_what_it_holds() -> None:
-    assert spec(
-        settings=attrs.evolve(SETTINGS, gpu_vendor="nvidia"),
-        gpus=UUIDS,
-        facts={"created-by": "0.22.5"},
-    ).labels == {
+def test_labels_say_all_that_a_lost_record_would_have_said_of_the_host() -> None:
+    config = attrs.evolve(CONFIG, host_ssh_user="ubuntu", host_ssh_keys=("ssh-ed25519 AAAA me",))
+    settings = attrs.evolve(SETTINGS, gpu_vendor="nvidia", boot_id="b1")
+    assert spec(config, settings, UUIDS).labels == {
         "ai.dstack.shim.is-task": "true",
         "ai.dstack.shim.task-id": "t1",
         "ai.dstack.shim.home": "/root/.dstack",
         "ai.dstack.shim.gpus": '["GPU-1", "GPU-2"]',
-        "ai.dstack.shim.created-by": "0.22.5",
+        "ai.dstack.shim.ports": "[10999, 10022]",
+        "ai.dstack.shim.intent": "start",
+        "ai.dstack.shim.boot-id": "b1",
+        "ai.dstack.shim.host-ssh-keys": '{"user": "ubuntu", "keys": ["ssh-ed25519 AAAA me"]}',
     }
+    assert host_keys_from_labels(spec(config).labels) == ("ubuntu", ("ssh-ed25519 AAAA me",))
 
 
-def test_facts_cannot_change_whose_it_is() -> None:
-    labels = spec(facts={"task-id": "other", "home": "/other", "is-task": "false"}).labels
-    assert labels["ai.dstack.shim.task-id"] == "t1"
-    assert labels["ai.dstack.shim.home"] == "/root/.dstack"
-    assert labels["ai.dstack.shim.is-task"] == "true"
+def test_labels_say_nothing_where_there_is_nothing_to_say() -> None:
+    labels = spec().labels
+    assert {"ai.dstack.shim.boot-id", "ai.dstack.shim.host-ssh-keys"}.isdisjoint(labels)
+    assert host_keys_from_labels(labels) == ("", ())
+    assert gpus_from_labels(labels) == ()
+
+
+def test_the_runners_port_is_read_back_from_the_labels() -> None:
+    flags = RunnerFlags(http_port=1234, ssh_port=22)
+    assert runner_port_from_labels(host(runner_flags=flags).labels) == 1234
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '["1"]', "[true]", "1", "[" * 100_000])
+def test_a_port_that_labels_do_not_tell_is_left_open(text: str | None) -> None:
+    labels = {} if text is None else {"ai.dstack.shim.ports": text}
+    assert runner_port_from_labels(labels) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"user": "u"}', '{"user": "u", "keys": [1]}', '{"keys": ["k"]}']
+)
+def test_keys_that_labels_do_not_tell_are_nobodys(text: str) -> None:
+    assert host_keys_from_labels({"ai.dstack.shim.host-ssh-keys": text}) == ("", ())
 
 
 def test_no_credential_is_anywhere_in_it() -> None:

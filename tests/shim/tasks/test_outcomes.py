@@ -8,6 +8,7 @@ from dstack_shim_contracts.api import TaskConfig
 from dstack_shim_contracts.record import Intent, Step, TaskRecord
 from dstack_shim_contracts.statuses import TaskStatus
 
+from dstack_shim.engine.container import LABEL_INTENT, START
 from dstack_shim.engine.protocol import Container, ContainerDetails, ContainerState
 from dstack_shim.tasks.outcomes import (
     FRESH,
@@ -200,6 +201,15 @@ def test_a_container_that_never_started_says_how_far_it_came() -> None:
     outcome = outcome_of_unstarted(attrs.evolve(RECORD, intent=intent(Step.STARTING)), details(0))
     assert outcome.reason == "executor_error"
     assert outcome.message == "container was not started, interrupted while starting"
+
+
+def test_a_container_that_never_started_and_whose_record_is_lost_says_what_was_intended() -> None:
+    labelled = attrs.evolve(container(ContainerState.CREATED), labels={LABEL_INTENT: START})
+    lost = TaskRecord("t1", TaskConfig(id="t1"))
+    message = outcome_of_unstarted(lost, ContainerDetails(labelled, 0)).message
+    assert message == "container was not started, interrupted while starting"
+    plain = ContainerDetails(container(ContainerState.CREATED), 0)
+    assert outcome_of_unstarted(lost, plain).message == "container was not started"
 
 
 def test_a_container_whose_start_was_refused_says_so() -> None:

@@ -12,7 +12,7 @@ from dstack_shim_contracts.naming import container_name
 from dstack_shim_contracts.record import Intent, Step, TaskRecord
 from dstack_shim_contracts.statuses import TaskStatus
 
-from dstack_shim.engine.container import LABEL_GPUS
+from dstack_shim.engine.container import LABEL_BOOT, LABEL_GPUS, LABEL_HOST_KEYS
 from dstack_shim.engine.protocol import Container, ContainerState, Mount
 from dstack_shim.records import FoundDir, RecordKind
 from dstack_shim.tasks.recovery import HostFacts, Plan, doubtful, plan
@@ -152,6 +152,22 @@ def test_an_adopted_task_takes_its_volumes_and_ports_from_its_container() -> Non
     assert item.task.record.config.volumes == (VolumeInfo(name="data"),)
     assert item.task.record.config.network_mode == "bridge"
     assert item.task.ports == (PortMapping(40000, 10999),)
+
+
+def test_an_adopted_task_has_the_keys_and_the_boot_its_labels_tell() -> None:
+    keys = json.dumps({"user": "alice", "keys": ["key"]})
+    box = container(labels={LABEL_HOST_KEYS: keys, LABEL_BOOT: "b1"})
+    (item,) = planned([], [box]).restore
+    record = item.task.record
+    assert (record.config.host_ssh_user, record.config.host_ssh_keys) == ("alice", ("key",))
+    assert (record.boot_id, record.intent) == ("b1", None)
+
+
+def test_a_boot_that_dstacks_own_shim_dropped_from_the_record_is_known_from_the_labels() -> None:
+    labels = {LABEL_BOOT: "b1"}
+    assert planned([good()], [container(labels=labels)]).restore[0].task.record.boot_id == "b1"
+    known = good(boot_id="b0")
+    assert planned([known], [container(labels=labels)]).restore[0].task.record.boot_id == "b0"
 
 
 def test_damage_without_a_container_is_set_aside_and_nothing_else() -> None:

@@ -444,6 +444,51 @@ def test_a_damaged_record_is_set_aside_and_its_container_runs_on_with_its_gpus(
     host.play(scene)
 
 
+def test_the_keys_of_a_damaged_record_stay_as_long_as_its_task_and_go_with_it(
+    host: Stage,
+) -> None:
+    async def scene() -> None:
+        one, other = config("t1"), config("t2")
+        for task in (one, other):
+            await host.run_task(task)
+        (host.dir(one) / "task.json").write_bytes(b"")
+        await host.restart()
+        await host.terminate("t2")  # the same user's: its keys go, and nobody else's
+        assert host.host.keys["alice"] == one.host_ssh_keys
+        await host.terminate("t1")
+        assert host.host.keys["alice"] == ()
+
+    host.play(scene)
+
+
+def test_a_created_container_whose_record_is_lost_is_not_started(host: Stage) -> None:
+    async def scene() -> None:
+        hold = host.script.hold("start")
+        await host.submit(config())
+        await hold.reached.wait()
+        (host.dir(config()) / "task.json").write_bytes(b"")
+        await host.restart()  # fresh, but was its end decided?
+        assert host.reason("t1") == "executor_error"
+        assert host.container("t1").starts == 0
+        assert host.holds(config()) <= set(config().host_ssh_keys) | {"volume-of-t1"}
+
+    host.play(scene)
+
+
+def test_a_restore_asks_the_engine_once_whatever_runs_and_whatever_is_lost(host: Stage) -> None:
+    async def scene() -> None:
+        tasks = [config(f"t{n}", gpu=int(n < len(GPUS)), network_mode="bridge") for n in range(20)]
+        before = {task.id: await host.run_task(task) for task in tasks}
+        for task in tasks[::3]:
+            (host.dir(task) / "task.json").write_bytes(b"")
+        host.engine.calls.clear()
+        await host.restart()
+        assert [call.name for call in host.engine.calls] == ["list_task_containers"]
+        assert {task.id: host.core.info(task.id) for task in tasks} == before
+
+    host.play(scene)
+
+
 def test_a_damaged_record_that_cannot_be_set_aside_costs_nobody_anything(host: Stage) -> None:
     async def scene() -> None:
         await host.run_task(config("t1"))
@@ -527,10 +572,9 @@ def test_a_gpu_claimed_by_one_that_runs_and_one_that_ended_is_kept_for_the_one_t
         await host.round()
         await host.run_task(config("t2"))  # on the GPU that t1 gave back
         (host.dir(config("t1")) / "task.json").write_bytes(b"")  # who knows that it did?
-        host.script.hold("keys.release")  # and nothing is released yet
         host.kill()
         host.begin()
-        await host.core._restorer.carry_out(await host.core._restorer.plan())
+        await host.core._restorer.carry_out((await host.core._restorer.look()).plan())
         assert host.gpus.held()["t2"] == GPUS[:1]
         await host.restart()
         assert (await host.run_task(config("t3"))).gpus_ids == GPUS[1:2]
@@ -573,6 +617,7 @@ def test_a_container_that_vanishes_while_its_gpus_are_asked_for_has_none(host: S
         answer.let_go()
         await restored
         assert host.gpus.held() == {}
+        await host.round()  # the first one went by the list from before
         assert host.reason("t9") == "executor_error"
 
     host.play(scene)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import attrs
 import pytest
+from dstack_shim_contracts.api import PortMapping
 from dstack_shim_contracts.statuses import TaskStatus
 
+from dstack_shim.engine.container import LABEL_PORTS
 from dstack_shim.engine.protocol import ContainerState
 from dstack_shim.errors import EngineError, EngineUnreachable
 from tests.lab.fake_engine import FakeContainer
@@ -321,6 +324,24 @@ def test_the_step_can_be_stopped_in_the_callback_that_wakes_it(host: Stage) -> N
             step.cancel()
             await asyncio.wait((step,), timeout=100)
             assert step.cancelled()
+
+    host.play(scene)
+
+
+def test_a_task_whose_runner_listens_elsewhere_since_other_flags_is_shown_all_the_same(
+    host: Stage,
+) -> None:
+    async def scene() -> None:
+        one = config(network_mode="bridge")
+        hold = host.script.hold("start", after=True)
+        await host.submit(one)
+        await hold.reached.wait()
+        box = host.container("t1")
+        box.spec = attrs.evolve(box.spec, labels={**box.spec.labels, LABEL_PORTS: "[1234, 22]"})
+        box.ports = (PortMapping(40000, 1234),)
+        await host.restart()
+        info = host.core.info("t1")
+        assert (info.status, info.ports) == (TaskStatus.RUNNING, box.ports)
 
     host.play(scene)
 
