@@ -89,14 +89,14 @@ class Cell:
         """What the word claims, in full."""
         reason, message = self._outcome()
         lives_on = self.word in ("runs", "started")
-        is_told = self.record in USABLE
+        holds = lives_on and not (self.record in USABLE and self.gave_back)
         return Seen(
             status=_STATUS.get(self.word, "terminated"),
             reason=reason,
             message=message,
-            has_gpu=lives_on and not (is_told and self.gave_back),
+            has_gpu=holds,
             has_volume=(lives_on or self.word == "unknown") and self.has_things,
-            has_key=lives_on and is_told and not self.gave_back,
+            has_key=holds,
             container=self._container_afterwards(),
             record={DAMAGED: "set aside", OTHER_VERSION: "untouched"}.get(self.record, ""),
         )

@@ -88,6 +88,7 @@ class RealHost:
 
     def _made(self, cell: Cell, what: str, name: str) -> str:
         prefix = "ai.dstack.shim."
+        keys = {"user": records.USER, "keys": [_key(cell)]}
         box: str = self._client.create_container(
             self._image,
             ["/bin/sh", "-c", _SCRIPTS.get(what, _RUNS_ON)],
@@ -97,6 +98,7 @@ class RealHost:
                 f"{prefix}task-id": cell.task_id,
                 f"{prefix}home": str(self.shim.home),
                 f"{prefix}gpus": json.dumps([_gpu(cell)]),
+                f"{prefix}host-ssh-keys": json.dumps(keys),
             },
             host_config=self._host_config(cell, what),
         )["Id"]
