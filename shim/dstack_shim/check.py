@@ -42,7 +42,7 @@ async def run(settings: Settings) -> int:
         problems=tuple(
             f"{finding.what}: {finding.words}"
             for finding in found.findings
-            if finding.level is Level.UNKNOWN
+            if finding.level is Level.BROKEN
         ),
     )
     print(encode(report).decode())  # noqa: T201 - the answer

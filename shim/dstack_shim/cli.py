@@ -11,7 +11,7 @@ import os
 import sys
 
 from dstack_shim import build
-from dstack_shim.commands import CHECK, DOCTOR, WRONG_USE
+from dstack_shim.commands import CHECK, WRONG_USE
 from dstack_shim.errors import ShimError, UsageError
 from dstack_shim.settings import Invocation, names_command, read_invocation
 
@@ -30,10 +30,6 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if invocation.help:
             return _help(invocation)
-        if invocation.command is DOCTOR:
-            from dstack_shim import doctor  # noqa: PLC0415 - see above
-
-            return asyncio.run(doctor.run(invocation.settings, as_json=invocation.json))
         if invocation.command is CHECK:
             from dstack_shim import check  # noqa: PLC0415 - see above
 

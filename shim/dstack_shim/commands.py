@@ -62,6 +62,9 @@ QUIET = Option(("quiet", "q"), "print ids only, one a line")
 RAW = Option(("raw",), "the bytes as they are; not to a terminal")
 TIMES = Option(("timestamps", "t"), "begin each line with its time")
 
+FIX = Option(("fix",), "offer to mend what is ours, asking before each")
+BUNDLE = Option(("bundle",), "write an archive for support, without secrets", "FILE")
+
 FAILED, NOT_RUNNING, UNKNOWN_TASK = 1, 3, 4
 """Exit codes of commands. 3 and 4 mean to systemctl what they mean here."""
 WRONG_USE = 2
@@ -73,15 +76,27 @@ _ID = ("ID is a task's id, the beginning of one, or a task's name; it has to fit
 
 DOCTOR = Command(
     "doctor",
-    "tell what a start on this home would do",
+    "tell what is wrong on this host and what to do",
     (
         (
-            "Changes nothing: it tells what a start on the same home would do with every record and "
-            "container, and what is damaged or left alone."
+            "Looks at home, lock, shim, engine, runner, disks, records, containers, GPUs, volumes and "
+            "keys; each line is ok, a warning, or broken, and says what to do. Then it tells what a "
+            "start on this home would do with every task. It changes nothing."
+        ),
+        (
+            "--fix offers to mend what is this shim's beyond doubt, one thing after the other, and "
+            "asks before each. It needs the shim stopped: one that runs mends itself."
+        ),
+        (
+            "--bundle writes an archive for those who help: what is told here, records, containers "
+            "and the log, without keys, environments and output of jobs."
         ),
     ),
-    options=(JSON,),
-    exits={1: "there is something to look at", 2: "it cannot tell, or was asked wrongly"},
+    options=(JSON, FIX, BUNDLE),
+    exits={
+        1: "there is a warning, or --fix or --bundle could not be done",
+        2: "something is broken or cannot be told, or it was asked wrongly",
+    },
 )
 PS = Command(
     "ps",

@@ -1,25 +1,22 @@
-"""``dstack-shim doctor``: what a start on this home would do, told without doing it.
+"""What a start on this home would do, told without doing it.
 
 Nothing is changed, locked or bound, so it may be asked beside a running shim, and of a file that
-is to take its place: what it would keep is what that file would restore. Only the command line
-imports this; the daemon never does.
+is to take its place: what it would keep is what that file would restore. Only commands import
+this (:mod:`dstack_shim.console.doctor`, :mod:`dstack_shim.check`); the daemon never does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import TypeVar
 
 import attrs
 from dstack_shim_contracts.upgrade import UpgradeState
 
-from dstack_shim import build
 from dstack_shim.clock import SystemClock
-from dstack_shim.engine.docker import DockerEngine
 from dstack_shim.engine.protocol import Engine
 from dstack_shim.errors import EngineError, StartupError, StoreError
 from dstack_shim.home import check_home, holder
@@ -44,10 +41,10 @@ class Level(IntEnum):
     """How a finding stands; the worst is the exit code."""
 
     OK = 0
-    LOOK = 1
+    WARNING = 1
     """Damaged, left alone or noticed: somebody should look, the shim serves all the same."""
-    UNKNOWN = 2
-    """It keeps the doctor from telling what a start would do, or a start from happening."""
+    BROKEN = 2
+    """It keeps the shim from serving or starting, or the doctor from telling."""
 
 
 @attrs.frozen
@@ -88,52 +85,6 @@ class Examination:
         """The ids of the tasks that a start would know again."""
         return tuple(task.id for task in self.kept)
 
-    def lines(self) -> Iterator[str]:
-        """For people, a line a finding, a line an action, and a verdict."""
-        for finding in self.findings:
-            yield f"{finding.level.name.lower():<8}{finding.what}: {finding.words}"
-        next_of = {task.id: task.next for task in self.kept}
-        if self.plan is not None:
-            for line in self.plan.lines():
-                yield f"{'plan':<8}{line}"
-            for task_id, action in next_of.items():
-                if action != "nothing":
-                    yield f"{'then':<8}task {task_id}: {action}"
-        yield _VERDICTS[self.level].format(count=len(self.kept))
-
-    def document(self) -> Mapping[str, object]:
-        """For programs; keys are added in later versions, never taken away or changed."""
-        return {
-            "version": build.version(),
-            "implementation": build.IMPLEMENTATION_VERSION,
-            "level": self.level.name.lower(),
-            "findings": [
-                {**attrs.asdict(finding), "level": finding.level.name.lower()}
-                for finding in self.findings
-            ],
-            "plan": list(self.plan.lines()) if self.plan is not None else None,
-            "tasks": [attrs.asdict(task) for task in self.kept],
-        }
-
-
-_VERDICTS = {
-    Level.OK: "a start would keep everything there is: {count} task(s)",
-    Level.LOOK: "a start would keep {count} task(s); see the lines that begin with look",
-    Level.UNKNOWN: "what a start would do cannot be told; see the lines that begin with unknown",
-}
-
-
-async def run(settings: Settings, *, as_json: bool) -> int:
-    """Examine this host and print what is found; returns the exit code."""
-    engine = DockerEngine()
-    try:
-        found = await examine(settings, engine)
-    finally:
-        await engine.close()
-    text = json.dumps(found.document(), indent=2) if as_json else "\n".join(found.lines())
-    print(text)  # noqa: T201 - the answer
-    return int(found.level)
-
 
 async def examine(settings: Settings, engine: Engine) -> Examination:
     """Look at the home, the engine and the host as a daemon with ``settings`` would."""
@@ -142,7 +93,7 @@ async def examine(settings: Settings, engine: Engine) -> Examination:
         home = check_home(settings.home())
         runs = holder(home)
     except StartupError as error:
-        return Examination((Finding(Level.UNKNOWN, "home", str(error)),))
+        return Examination((Finding(Level.BROKEN, "home", str(error)),))
     of_home = Finding(
         Level.OK, "home", f"{home}, {f'where a shim runs (pid {runs})' if runs else 'unused'}"
     )
@@ -155,12 +106,12 @@ async def examine(settings: Settings, engine: Engine) -> Examination:
         seen = await survey(store, engine, host_keys.confirmed, _at_once, str(home), notes)
         old_damage = store.set_aside_before()
     except (EngineError, StoreError) as error:
-        return Examination((of_home, of_engine, Finding(Level.UNKNOWN, "tasks", str(error))))
+        return Examination((of_home, of_engine, Finding(Level.BROKEN, "tasks", str(error))))
     plan = seen.plan()
     findings = (
         *(of_home, of_engine, _of_boot(boot)),
         *_of_plan(plan),
-        *(Finding(Level.LOOK, f"record {name}", "damaged, set aside") for name in old_damage),
+        *(Finding(Level.WARNING, f"record {name}", "damaged, set aside") for name in old_damage),
         *_of_upgrades(UpgradeFile(home, notes).read()),
         *notes.findings,
     )
@@ -171,29 +122,29 @@ async def _ask_engine(engine: Engine) -> Finding:
     try:
         info = await asyncio.wait_for(engine.ping(), PATIENCE)
     except asyncio.TimeoutError:
-        return Finding(Level.UNKNOWN, "engine", f"no answer within {PATIENCE:g} s")
+        return Finding(Level.BROKEN, "engine", f"no answer within {PATIENCE:g} s")
     except EngineError as error:
-        return Finding(Level.UNKNOWN, "engine", str(error))
+        return Finding(Level.BROKEN, "engine", str(error))
     return Finding(Level.OK, "engine", f"Docker Engine {info.version}, API {info.api_version}")
 
 
 def _of_boot(boot: Boot) -> Finding:
     words = boot.id or "its id cannot be read: a reboot will look like a restart"
-    return Finding(Level.OK if boot.id else Level.LOOK, "boot", words)
+    return Finding(Level.OK if boot.id else Level.WARNING, "boot", words)
 
 
 def _of_plan(plan: Plan) -> Iterator[Finding]:
     for damaged in plan.set_aside:
-        yield Finding(Level.LOOK, f"record in {damaged.dir}", f"damaged: {damaged.why}")
+        yield Finding(Level.WARNING, f"record in {damaged.dir}", f"damaged: {damaged.why}")
     for left in plan.leave:
-        yield Finding(Level.LOOK, left.what, left.why)
+        yield Finding(Level.WARNING, left.what, left.why)
     owner_of: dict[str, str] = {}
     for item in plan.restore:
         for gpu in item.gpus or ():
             owner = owner_of.setdefault(gpu, item.task.id)
             if owner != item.task.id:
                 words = f"task {owner} keeps it, task {item.task.id} claims it too"
-                yield Finding(Level.LOOK, f"GPU {gpu}", words)
+                yield Finding(Level.WARNING, f"GPU {gpu}", words)
 
 
 def _of_upgrades(state: UpgradeState) -> Iterator[Finding]:
@@ -201,7 +152,7 @@ def _of_upgrades(state: UpgradeState) -> Iterator[Finding]:
     if last is not None:
         told = last.told()
         words = f"{told.from_version} to {told.to_version}: {told.outcome}"
-        level = Level.LOOK if state.is_unfit(last.new) else Level.OK
+        level = Level.WARNING if state.is_unfit(last.new) else Level.OK
         yield Finding(level, "upgrade", f"{words}, {told.reason}" if told.reason else words)
 
 
@@ -236,7 +187,7 @@ class _Notes(EventLog):
     def warning(self, event: str, **fields: object) -> None:
         """A finding."""
         words = ", ".join(f"{key} {value}" for key, value in fields.items())
-        self.findings.append(Finding(Level.LOOK, event, words))
+        self.findings.append(Finding(Level.WARNING, event, words))
 
     error = warning
 

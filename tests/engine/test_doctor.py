@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from dstack_shim_contracts.statuses import TaskStatus
 
-from tests.lab.host import Host
+from tests.lab.census import VOLUMES, mounted_volumes
+from tests.lab.host import Host, public_key
 from tests.lab.images import RUNS_ON, Images
 from tests.lab.shim import ShimProcess, executable
 
@@ -28,6 +31,12 @@ def doctor(shim: ShimProcess, *flags: str, **environ: str) -> tuple[int, dict[st
     )
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
+
+
+def words(answer: dict[str, Any], what: str) -> str:
+    (found,) = [item["words"] for item in answer["findings"] if item["what"] == what]
+    assert isinstance(found, str)
+    return found
 
 
 def files(shim: ShimProcess) -> dict[str, tuple[int, int]]:
@@ -55,12 +64,13 @@ def test_it_tells_beside_a_running_shim_and_after_it_what_a_start_would_keep(
         "t1": ("running", "nothing"),
         "t2": ("running", "nothing"),
     }
-    assert f"pid {shim.pid}" in answer["findings"][0]["words"]
+    assert f"pid {shim.pid}" in words(answer, "home")
     assert files(shim) == before
     shim.kill()
     code, answer = doctor(shim, **environ)
-    assert code == 0
-    assert "unused" in answer["findings"][0]["words"]
+    assert (code, answer["level"]) == (1, "warning")
+    assert "unused" in words(answer, "home")
+    assert words(answer, "shim") == "none runs on this home"
     assert files(shim) == before
     shim.start()
     assert shim.statuses() == {"t1": "running", "t2": "running"}
@@ -77,7 +87,7 @@ def test_it_names_a_damaged_record_before_the_start_and_after_it(
     for what in (f"record in {name}", f"record {name}/.task.json.damaged-1"):
         code, answer = doctor(shim, **instance.engine.environ)
         assert code == 1
-        assert what in {item["what"] for item in answer["findings"] if item["level"] == "look"}
+        assert what in {item["what"] for item in answer["findings"] if item["level"] == "warning"}
         assert [task["id"] for task in answer["tasks"]] == ["t1"]
         if not shim.is_running:
             shim.start()
@@ -87,5 +97,39 @@ def test_it_names_a_damaged_record_before_the_start_and_after_it(
 def test_without_an_engine_it_cannot_tell(instance: Host) -> None:
     shim = instance.shim()
     code, answer = doctor(shim, DOCKER_HOST="unix:///nowhere.sock")
-    assert (code, answer["level"], answer["plan"]) == (2, "unknown", None)
+    assert (code, answer["level"], answer["plan"]) == (2, "broken", None)
     assert list(shim.home.iterdir()) == []
+
+
+THEIRS = b"ssh-ed25519 AAAATHEIRS somebody\r\n# added by dstack\n\n"
+
+
+def test_it_gives_back_what_is_nobodys_and_touches_nothing_else(instance: Host) -> None:
+    """As a shim leaves it that was lost with its records: a mount, and a key that still logs in."""
+    shim = instance.shim()
+    alice = instance.user("alice")
+    keys = alice / ".ssh" / "authorized_keys"
+    keys.parent.mkdir(exist_ok=True)
+    line = " ".join(public_key(1).split()[:2]) + " # added by dstack-shim\n"
+    keys.write_bytes(line.encode() + THEIRS)
+    for path in (keys.parent, keys):
+        shutil.chown(path, "alice")
+    instance.disk("data", file_system=True)
+    point = Path(VOLUMES, "data")
+    point.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "/dev/disk/by-id/google-data", point], check=True, timeout=60)
+    _, answer = doctor(shim, **instance.engine.environ)
+    fixes = {item["what"]: item["fix"] for item in answer["findings"] if item["fix"]}
+    assert fixes == {"volume data": "unmount", "keys of alice": "forget_keys"}
+    done = subprocess.run(
+        [*executable(), "doctor", "--fix", f"--shim-home={shim.home}"],
+        env={**os.environ, **instance.engine.environ},
+        input="y\ny\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.count(": mended") == 2, done.stdout + done.stderr
+    assert keys.read_bytes() == THEIRS
+    assert mounted_volumes() == []

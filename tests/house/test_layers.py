@@ -54,7 +54,7 @@ ONLY_IN = {
     "subprocess": {"dstack_shim.host"},
 }
 # What the console, which is for people and only looks, must not know of the shim.
-NOT_FOR_THE_CONSOLE = {"api", "daemon", "components", "wiring", "doctor"}
+NOT_FOR_THE_CONSOLE = {"api", "daemon", "components", "wiring"}
 # Of the engine, the core knows the words, never the connection.
 CORE_SEES_OF_ENGINE = {"dstack_shim.engine.protocol", "dstack_shim.engine.container"}
 PURE = ("outcomes", "recovery", "task")

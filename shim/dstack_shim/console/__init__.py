@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 
 from dstack_shim.errors import ShimError
 from dstack_shim.settings import Invocation
@@ -38,18 +39,12 @@ def run(invocation: Invocation) -> int:
 
 
 def _of(name: str) -> Callable[[Invocation], int]:
-    if name == "completion":
-        from dstack_shim.console import completion  # noqa: PLC0415 - needs nothing else
-
-        return completion.run
-    if name == "events":
-        from dstack_shim.console import events  # noqa: PLC0415 - asks nobody
-
-        return events.run
+    """The command's own module, and no other: each brings what it needs."""
     try:
-        from dstack_shim.console import logs, ps, show, status  # noqa: PLC0415 - see below
+        module = import_module(f"dstack_shim.console.{name}")
     except ModuleNotFoundError as error:
         raise ShimError(
             f"{name} needs {error.name}: install dstack-shim[console], or use the single file"
         ) from error
-    return {"ps": ps.run, "show": show.run, "logs": logs.run, "status": status.run}[name]
+    run: Callable[[Invocation], int] = module.run
+    return run

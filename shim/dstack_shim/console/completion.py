@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from shlex import quote
 
 from dstack_shim.commands import COMMANDS, SHELLS, Command
 from dstack_shim.errors import UsageError
@@ -57,7 +58,7 @@ complete -F _dstack_shim dstack-shim
 def zsh() -> str:
     """For zsh."""
     described = "\n".join(
-        f"        '{command.name}:{command.summary}'" for command in COMMANDS.values()
+        f"        {quote(f'{command.name}:{command.summary}')}" for command in COMMANDS.values()
     )
     cases = "".join(
         f"        {command.name}) compadd -- {' '.join(_flags(command))} ;;\n"
@@ -85,7 +86,7 @@ _dstack_shim() {{
         compadd -- {" ".join(SHELLS)}
     fi
 }}
-compdef _dstack_shim dstack-shim
+if [[ $funcstack[1] == _dstack?shim ]]; then _dstack_shim "$@"; else compdef _dstack_shim dstack-shim; fi
 """
 
 
@@ -94,16 +95,15 @@ def fish() -> str:
     seen = f"__fish_seen_subcommand_from {' '.join(COMMANDS)}"
     lines = ["# fish completion of dstack-shim", "complete -c dstack-shim -f"]
     for command in COMMANDS.values():
-        lines.append(
-            f"complete -c dstack-shim -n 'not {seen}' -a {command.name} -d '{command.summary}'"
-        )
+        summary = _fish_quote(command.summary)
+        lines.append(f"complete -c dstack-shim -n 'not {seen}' -a {command.name} -d {summary}")
         inside = f"complete -c dstack-shim -n '__fish_seen_subcommand_from {command.name}'"
         for option in command.options:
             names = " ".join(f"-{'l' if len(name) > 1 else 's'} {name}" for name in option.names)
             needs = " -x" if option.value else ""
-            lines.append(f"{inside} {names}{needs} -d '{option.help}'")
+            lines.append(f"{inside} {names}{needs} -d {_fish_quote(option.help)}")
         if command.name in _with_task():
-            lines.append(f'{inside} -a "({_TASKS})"')
+            lines.append(f"{inside} -a {_fish_quote(f'({_TASKS})')}")
     lines.append(
         "complete -c dstack-shim -n '__fish_seen_subcommand_from completion' "
         f"-a '{' '.join(SHELLS)}'"
@@ -112,6 +112,11 @@ def fish() -> str:
 
 
 SCRIPTS: Mapping[str, Callable[[], str]] = {"bash": bash, "zsh": zsh, "fish": fish}
+
+
+def _fish_quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _flags(command: Command) -> list[str]:

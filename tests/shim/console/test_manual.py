@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,6 +103,18 @@ def test_a_completion_script_is_one_its_shell_reads(
         subprocess.run([shell, "-n", script], check=True, timeout=30)
 
 
+def test_words_with_an_apostrophe_stay_words() -> None:
+    words = "print the output of a task's container"
+    assert [f"logs:{words}"] in [shlex.split(line) for line in _list_of_commands()]
+    assert words.replace("'", r"\'") in SCRIPTS["fish"]()
+
+
+def _list_of_commands() -> list[str]:
+    lines = SCRIPTS["zsh"]().splitlines()
+    begin = lines.index("    commands=(")
+    return lines[begin + 1 : lines.index("    )", begin)]
+
+
 @pytest.mark.parametrize("word", ["tcsh", "", "\x1b[2J"])
 def test_another_shell_is_refused(word: str, capsys: Output) -> None:
     assert cli.main(["completion", "--", word]) == 2
@@ -153,3 +167,14 @@ def test_bash_completes_commands_options_and_tasks(complete: Complete) -> None:
 def test_bash_is_never_given_a_task_that_is_a_command(complete: Complete) -> None:
     assert complete("show", "") == {"t1", "t2"}
     assert complete("logs", "t2") == {"t2"}
+
+
+def test_without_rich_a_command_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("dstack_shim.console.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich.cells", None)
+    assert cli.main(["ps"]) == 1
+    assert "ps needs rich.cells: install dstack-shim[console]" in capsys.readouterr().err
+    assert cli.main(["completion", "bash"]) == 0

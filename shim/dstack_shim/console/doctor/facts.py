@@ -1,0 +1,188 @@
+"""Everything the doctor looks at, gathered without changing anything."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+from dstack_shim_contracts.record import TaskRecord
+from dstack_shim_contracts.upgrade import UpgradeState
+
+from dstack_shim.console.sources import Sources, look
+from dstack_shim.doctor import Examination, examine
+from dstack_shim.engine.protocol import Engine
+from dstack_shim.errors import ResourceError, ShimError
+from dstack_shim.host.commands import run as run_command
+from dstack_shim.host.detection import detect_gpus
+from dstack_shim.log import EventLog, event_log
+from dstack_shim.resources.host_keys import HostKeys
+from dstack_shim.resources.volumes import Volumes
+from dstack_shim.settings import Settings
+from dstack_shim.upgrade_state import UpgradeFile
+
+MOST_USERS = 2000
+"""Of a directory service with more than that, only those that tasks name are looked at."""
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Disk:
+    """Room on the file system of one directory; shares are from 0 to 1."""
+
+    what: str
+    path: str
+    free: int
+    free_share: float
+    free_files_share: float
+
+
+@attrs.frozen(repr=False)
+class Facts:
+    """What was found. ``sources`` is None where the home cannot even be read."""
+
+    settings: Settings
+    seen: Examination
+    sources: Sources | None = None
+    disks: tuple[Disk, ...] = ()
+    open_paths: Mapping[str, int] = attrs.field(factory=dict)
+    """What others than root may write, or read of records: path → mode."""
+    leftovers: tuple[str, ...] = ()
+    runner: str = ""
+    """What is wrong with the runner's file, "" for nothing."""
+    upgrade: UpgradeState = attrs.field(factory=UpgradeState)
+    mounted: Mapping[str, str] = attrs.field(factory=dict)
+    keys: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    gpus: tuple[str, ...] = ()
+    is_port_taken: bool = False
+    log_size: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def holders(self) -> tuple[TaskRecord, ...]:
+        """The tasks that may still hold something."""
+        items = self.seen.plan.restore if self.seen.plan is not None else ()
+        return tuple(item.task.record for item in items if not item.task.released)
+
+    @property
+    def shares_host(self) -> bool:
+        """Whether the shim of another home has containers here: then not all marks are ours."""
+        containers = (self.sources.containers if self.sources else None) or ()
+        home = str(self.sources.home) if self.sources else ""
+        return any(container.home not in (None, home) for container in containers)
+
+
+async def gather(settings: Settings, engine: Engine) -> Facts:
+    """Look at everything."""
+    seen = await examine(settings, engine)
+    try:
+        sources = await look(settings, engine, deep=True)
+    except ShimError:
+        return Facts(settings, seen)
+    notes: list[str] = []
+    home = sources.home
+    facts = Facts(
+        settings,
+        seen,
+        sources,
+        disks=_disks(home, sources.engine.root_dir if sources.engine else ""),
+        open_paths=_open_paths(home),
+        leftovers=_leftovers(home),
+        runner=_runner_problem(Path(settings.runner_binary_path)),
+        upgrade=UpgradeFile(home, event_log()).read(),
+        gpus=await _gpus(event_log()),
+        is_port_taken=_is_taken(settings.shim_http_port),
+        log_size=_size(home / "shim.log"),
+    )
+    try:
+        mounted = await Volumes(run_command, at_once, event_log()).census()
+        keys = await HostKeys(at_once, event_log()).census(_users(facts.holders))
+    except ResourceError as error:
+        notes.append(str(error))
+        return attrs.evolve(facts, problems=tuple(notes))
+    return attrs.evolve(facts, mounted=mounted, keys=keys)
+
+
+async def at_once(call: Callable[..., T], /, *args: object) -> T:
+    """Nobody else is waiting for this event loop."""
+    return call(*args)
+
+
+def _users(holders: Iterable[TaskRecord]) -> list[str]:
+    named = {record.config.host_ssh_user for record in holders} - {""}
+    known = [entry.pw_name for entry in pwd.getpwall()[:MOST_USERS]]
+    return sorted(named | {user for user in known if _may_have_keys(user)})
+
+
+def _may_have_keys(user: str) -> bool:
+    home = Path(pwd.getpwnam(user).pw_dir)
+    return os.path.lexists(home / ".ssh" / "authorized_keys")
+
+
+def _disks(home: Path, engine_root: str) -> tuple[Disk, ...]:
+    found = []
+    for what, path in (("home", str(home)), ("engine", engine_root)):
+        try:
+            fs = os.statvfs(path)
+        except OSError:
+            continue  # no engine, or one on another machine
+        found.append(
+            Disk(
+                what,
+                path,
+                fs.f_bavail * fs.f_frsize,
+                fs.f_bavail / fs.f_blocks if fs.f_blocks else 1.0,
+                fs.f_favail / fs.f_files if fs.f_files else 1.0,
+            )
+        )
+    return tuple(found)
+
+
+def _open_paths(home: Path) -> dict[str, int]:
+    """What is more open than the shim makes it. A record tells what a job is and who may log in."""
+    wanted = [(home, 0o022), (home / "runners", 0o022), (home / "upgrade.json", 0o022)]
+    wanted += [(path, 0o077) for path in home.glob("runners/*/task.json")]
+    found = {}
+    for path, mask in wanted:
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        if not stat.S_ISLNK(status.st_mode) and status.st_mode & mask:
+            found[str(path)] = stat.S_IMODE(status.st_mode)
+    return found
+
+
+def _leftovers(home: Path) -> tuple[str, ...]:
+    runners = home / "runners"
+    found = [*runners.glob(".new-*"), *runners.glob(".trash-*")] if runners.is_dir() else []
+    return tuple(sorted(path.name for path in found))
+
+
+def _runner_problem(path: Path) -> str:
+    if not path.exists():
+        return f"{path} is missing"
+    return "" if path.is_file() and os.access(path, os.X_OK) else f"{path} cannot be executed"
+
+
+async def _gpus(log: EventLog) -> tuple[str, ...]:
+    return tuple(gpu.id for gpu in (await detect_gpus(run_command, log)).gpus)
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
