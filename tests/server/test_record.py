@@ -16,6 +16,7 @@ from tests.server import truth
 from tests.server.dstack_server import TOKEN, DstackServer, dstack_server
 from tests.server.stub_shim import StubShim, stub_shim
 from tests.server.test_decisions import VERSIONS
+from tests.server.truth import IDLE
 
 OLD, NEW = "0.22.4", "0.22.5"
 RUNNING = ("running", "terminated")
@@ -114,6 +115,21 @@ def test_a_server_without_the_plugin_runs_on_the_same_database(
 def test_where_the_database_is_is_found_as_the_server_finds_it(server: DstackServer) -> None:
     assert (server.folder / "server" / "data" / "sqlite.db").is_file()
     assert rows(server, "SELECT * FROM shim_restart_replicas")
+
+
+@pytest.mark.full
+def test_observing_with_a_record_every_decision_is_stocks(
+    server: DstackServer, shim: StubShim
+) -> None:
+    table = truth.rows(full=False)
+    mode = "DSTACK_SHIM_RESTART_MODE"
+    try:
+        assert server.ask("/reload", environment={mode: "observe"})["active"]
+        observed = truth.decided(server, shim, table, IDLE, RUNNING)
+        assert not server.ask("/reload", environment={mode: "off"})["active"]
+        assert truth.decided(server, shim, table, IDLE, RUNNING) == observed
+    finally:
+        server.ask("/reload", environment=WITH_METRICS)
 
 
 def test_nothing_of_ours_failed(server: DstackServer) -> None:

@@ -46,7 +46,8 @@ def postgres() -> Iterator[Postgres]:
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+# What PostgreSQL makes of our statements does not depend on the Python.
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.one_python)])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """A database that a dstack server has made."""
     if request.param == "sqlite":
