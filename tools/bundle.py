@@ -23,6 +23,13 @@ PINS = ROOT / "tools" / "bundle.txt"
 WHEELS = ROOT / "build" / "wheels"
 OURS = (ROOT / "contracts" / "dstack_shim_contracts", ROOT / "shim" / "dstack_shim")
 
+STAND_INS = {
+    "certifi/__init__.py": "certifi_stand_in.py",
+    "charset_normalizer/__init__.py": "charset_normalizer_stand_in.py",
+    "uvicorn/main.py": "uvicorn_main_stand_in.py",
+}
+"""Modules of others that ours take the place of, each for the reason it tells."""
+
 Files = dict[str, bytes]
 
 
@@ -32,8 +39,10 @@ class BundleError(Exception):
 
 def modules() -> tuple[Files, Files]:
     """Every module of the single file by its path: those of others, and ours."""
-    stand_in = (ROOT / "tools" / "single_file" / "certifi_stand_in.py").read_bytes()
-    others = {"certifi/__init__.py": stand_in}
+    others = {
+        name: (ROOT / "tools" / "single_file" / stand_in).read_bytes()
+        for name, stand_in in STAND_INS.items()
+    }
     for wheel in wheels():
         others.update(_of_wheel(wheel))
     ours: Files = {}

@@ -14,10 +14,12 @@ def _of(folder: str, modules: str) -> tuple[str, ...]:
 LEFT_OUT = (
     "anyio/_backends/_trio.py",  # the daemon runs on asyncio
     "anyio/pytest_plugin.py",
-    "certifi/*",  # single_file/certifi_stand_in.py takes its name
-    "charset_normalizer/cli/*",
-    # uvicorn writes to its own log through click, no more: no terminals, no tests of commands
-    *_of("click", "_termui_impl _winconsole shell_completion testing"),
+    # Stand-ins of ours have their names, see bundle.py; click was for uvicorn's.
+    "certifi/*",
+    "charset_normalizer/*",
+    "click/*",
+    "uvicorn/main.py",
+    "uvicorn/supervisors/*",
     *_of("docker/transport", "npipeconn npipesocket"),  # Windows
     "dstack_shim_contracts/golden/*",  # examples and schemas serve tests and other languages
     "dstack_shim_contracts/schemas/*",
@@ -50,7 +52,7 @@ LEFT_OUT = (
     "urllib3/contrib/emscripten/*",  # for browsers
     "urllib3/http2/connection.py",
     # One process that speaks HTTP/1.1 through h11.
-    *_of("uvicorn", "workers supervisors/watchfilesreload"),
+    *_of("uvicorn", "__main__ workers"),
     *_of("uvicorn/protocols/http", "auto_zttp_impl httptools_impl zttp_h2_impl zttp_impl"),
     *_of("uvicorn/protocols/websockets", "websockets_impl websockets_sansio_impl wsproto_impl"),
     "*/py.typed",  # for type checkers

@@ -1,1 +1,1 @@
-"""What the single file holds beside packages: its first lines, its start, a stand-in for certifi."""
+"""What the single file holds beside packages: its first lines, its start, stand-ins for modules of others."""
