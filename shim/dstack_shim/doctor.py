@@ -23,6 +23,7 @@ from dstack_shim.home import check_home, holder
 from dstack_shim.host.boot import boot_time
 from dstack_shim.host.machine import boot_id
 from dstack_shim.log import LOGGER_NAME, EventLog
+from dstack_shim.records import RecordKind
 from dstack_shim.resources.host_keys import HostKeys
 from dstack_shim.settings import Settings
 from dstack_shim.store import Store
@@ -111,6 +112,7 @@ async def examine(settings: Settings, engine: Engine) -> Examination:
     findings = (
         *(of_home, of_engine, _of_boot(boot)),
         *_of_plan(plan),
+        *_of_unreadable(plan, seen),
         *(Finding(Level.WARNING, f"record {name}", "damaged, set aside") for name in old_damage),
         *_of_upgrades(UpgradeFile(home, notes).read()),
         *notes.findings,
@@ -154,6 +156,14 @@ def _of_upgrades(state: UpgradeState) -> Iterator[Finding]:
         words = f"{told.from_version} to {told.to_version}: {told.outcome}"
         level = Level.WARNING if state.is_unfit(last.new) else Level.OK
         yield Finding(level, "upgrade", f"{words}, {told.reason}" if told.reason else words)
+
+
+def _of_unreadable(plan: Plan, seen: Survey) -> Iterator[Finding]:
+    """Records of a task that goes on without its record; the others are left alone by plan."""
+    claimed = {item.task.dir for item in plan.restore}
+    for found in seen.found:
+        if found.kind is RecordKind.UNREADABLE and found.name in claimed:
+            yield Finding(Level.WARNING, f"record in {found.name}", f"not used: {found.problem}")
 
 
 def _kept(plan: Plan, seen: Survey, boot: Boot) -> tuple[KeptTask, ...]:
