@@ -259,6 +259,46 @@ def test_a_forced_shutdown_does_not_wait_for_a_check(site: Site, built: Path) ->
     assert site.wait_until_it_answers().version == OLD
 
 
+DEPLOYMENT = (
+    "dlpath=$(mktemp -t dstack-shim.XXXXXX) && "
+    'curl -sS --compressed --output "$dlpath" "$URL" && '
+    'mv "$dlpath" /usr/local/bin/dstack-shim && chmod +x /usr/local/bin/dstack-shim'
+)
+LOOP = "while true; do dstack-shim; sleep 3; done"
+
+
+def test_deployed_as_servers_do_it_is_replaced_within_the_loop_of_cloud_machines(
+    private_engine: PrivateEngine, files: FileServer, built: Path, images: Images, tmp_path: Path
+) -> None:
+    """What is started there has one name, one set of variables, and nobody who knows more."""
+    site = Site(tmp_path, private_engine, b"", files)
+    site.path = Path("/usr/local/bin", SHIM)
+    files.replies["/deployed"] = Reply(built.read_bytes())
+    url = {"URL": files.url("/deployed"), "no_proxy": "*"}
+    subprocess.run(["sh", "-c", DEPLOYMENT], env={**os.environ, **url}, check=True, timeout=60)
+    assert site.path.stat().st_mode & 0o777 == 0o711
+    environ = {**os.environ, **private_engine.environ, "DSTACK_SHIM_HOME": str(site.home)}
+    with (tmp_path / "nohup.out").open("wb") as output:
+        loop = subprocess.Popen(
+            ["sh", "-c", LOOP], env=environ, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        site.wait_until_it_answers()
+        site.run_task("t1", images)
+        lock = site.home / "dstack-shim.lock"
+        pid = lock.read_text()
+        site.upgrade(variant(built, NEW))
+        site.wait_for_version(NEW)
+        assert lock.read_text() == pid
+        site.upgrade(variant(built, "0.22.5.post2", takeover=0))  # over the loop's sleep of 3 s
+        site.wait_for_version("0.22.5.post2")
+        assert lock.read_text() != pid
+        assert site.client.task("t1").status is TaskStatus.RUNNING
+    finally:
+        os.killpg(loop.pid, signal.SIGKILL)
+        loop.wait()
+
+
 # Bad files. Each leaves a shim that serves, no task touched, and a reason somebody can read.
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -17,18 +19,22 @@ from dstack_shim_contracts.upgrade import (
     MOST_UNFIT,
     Attempt,
     CheckReport,
+    Handover,
     Outcome,
     ShimFile,
     UpgradeState,
 )
 
+from dstack_shim import takeover
 from dstack_shim.components import InstalledComponents, Target
 from dstack_shim.errors import CommandTimedOut, UpgradeRefused
 from dstack_shim.host.commands import MAX_OUTPUT, Finished
+from dstack_shim.host.machine import boot_id
 from dstack_shim.log import event_log
 from dstack_shim.preflight import KnownTask, objection
 from dstack_shim.shim_files import ShimFiles, shim_target
 from dstack_shim.staged import file_digest
+from dstack_shim.takeover import Possessions
 from dstack_shim.upgrade import DOUBTS, Upgrades
 from dstack_shim.upgrade_rules import PROBATION, seen_after_an_end
 from dstack_shim.upgrade_state import UpgradeFile
@@ -334,6 +340,138 @@ async def test_where_the_path_was_replaced_by_hand_there_is_nothing_to_go_back_t
     bench.put(bench.waiting, NEW)
     assert await bench.choose() is None
     assert NEW.encode() in bench.path.read_bytes()
+
+
+# Beginning: what a start makes of what is remembered.
+
+
+class Executed:
+    """Stands for becoming another file, which does not return."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file: Path | None = None
+        self.given: Handover | None = None
+        monkeypatch.setattr(takeover, "execute", self)
+
+    def __call__(self, file: Path, given: Handover) -> None:
+        self.file, self.given = file, given
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> Executed:
+    return Executed(monkeypatch)
+
+
+@pytest.fixture
+def possessions() -> Iterator[Possessions]:
+    with socket.socket() as sock:
+        yield Possessions(sock, 0)
+
+
+def tried(bench: Bench, outcome: Outcome, **more: object) -> Attempt:
+    """An attempt from the file at the path to the one that waits, begun in this boot."""
+    bench.put(bench.waiting, NEW)
+    files = ShimFile(OLD, file_digest(bench.path)), ShimFile(NEW, file_digest(bench.waiting))
+    made = Attempt(*files, outcome, "then", boot_id() or "")
+    return attrs.evolve(made, **more)  # type: ignore[arg-type]  # any of its fields
+
+
+async def test_one_that_died_is_gone_unfit_and_reported(
+    bench: Bench, possessions: Possessions, executed: Executed
+) -> None:
+    bench.file.write(UpgradeState(tried(bench, Outcome.TRYING)))
+    bench.again().begin(None, possessions)
+    assert bench.upgrades.last is not None
+    assert bench.upgrades.last.outcome == "died"
+    assert not bench.waiting.exists()
+    (entry,) = (await bench.components.list()).components
+    assert (entry.version, entry.status) == (NEW, ComponentStatus.ERROR)
+    assert executed.file is None
+    bench.again().begin(None, possessions)  # and still at the next start
+    assert bench.file.read().last == bench.upgrades._state.last
+
+
+def test_one_that_was_interrupted_still_waits(
+    bench: Bench, possessions: Possessions, executed: Executed
+) -> None:
+    bench.file.write(UpgradeState(tried(bench, Outcome.STOPPING)))
+    bench.again().begin(None, possessions)
+    assert bench.waiting.exists()
+    assert bench.file.read().unfit == ()
+
+
+def test_one_that_died_twice_gives_way_to_the_file_before_it(
+    bench: Bench, possessions: Possessions, executed: Executed
+) -> None:
+    last = tried(bench, Outcome.SETTLING, ready_at=time.monotonic(), deaths=1)
+    old = bench.path.read_bytes()
+    bench.path.rename(bench.previous)
+    bench.waiting.rename(bench.path)
+    bench.file.write(UpgradeState(last))
+    bench.again().begin(None, possessions)
+    assert bench.path.read_bytes() == old
+    assert executed.file == bench.path
+    assert executed.given is not None
+    assert "twice" in executed.given.rolled_back
+    assert bench.file.read().unfit[-1].file == last.new
+
+
+def test_without_the_file_before_it_it_goes_on(
+    bench: Bench, possessions: Possessions, executed: Executed
+) -> None:
+    last = tried(bench, Outcome.SETTLING, ready_at=time.monotonic(), deaths=1)
+    bench.waiting.rename(bench.path)
+    bench.file.write(UpgradeState(last))
+    bench.again().begin(None, possessions)
+    assert NEW.encode() in bench.path.read_bytes()
+    assert executed.file is None
+
+
+def test_the_old_file_remembers_why_it_was_gone_back_to(
+    bench: Bench, possessions: Possessions, executed: Executed
+) -> None:
+    bench.file.write(UpgradeState(tried(bench, Outcome.TRYING)))
+    given = takeover.handover(possessions, generation=0, path=bench.path, inventory=None)
+    bench.again().begin(attrs.evolve(given, rolled_back="it was not ready"), possessions)
+    assert bench.upgrades.last is not None
+    assert (bench.upgrades.last.outcome, bench.upgrades.last.reason) == (
+        "rolled-back",
+        "it was not ready",
+    )
+    assert not bench.waiting.exists()
+
+
+def test_a_file_that_waits_beside_another_one_than_before_is_dropped(
+    bench: Bench, possessions: Possessions
+) -> None:
+    bench.again().begin(None, possessions)
+    bench.put(bench.waiting, NEW)
+    bench.again().begin(None, possessions)
+    assert bench.waiting.exists()
+    deployed = bench.path.with_name("deployed")
+    bench.put(deployed, "0.21.5")
+    deployed.rename(bench.path)
+    bench.again().begin(None, possessions)
+    assert not bench.waiting.exists()
+
+
+def test_taking_its_place_keeps_the_file_before_it_and_is_confirmed_later(
+    bench: Bench, possessions: Possessions
+) -> None:
+    bench.file.write(UpgradeState(tried(bench, Outcome.TRYING)))
+    old, new = bench.path.read_bytes(), bench.waiting.read_bytes()
+    given = takeover.handover(possessions, generation=1, path=bench.path, inventory=None)
+    bench.again().begin(given, possessions)
+    bench.upgrades.take_place()
+    assert (bench.path.read_bytes(), bench.previous.read_bytes()) == (new, old)
+    settling = bench.file.read().last
+    assert settling is not None
+    assert settling.outcome is Outcome.SETTLING
+    assert settling.ready_at > 0
+    bench.upgrades.confirm()
+    last = bench.file.read().last
+    assert last is not None
+    assert last.outcome is Outcome.DONE
 
 
 def test_only_a_file_that_runs_from_its_path_lets_another_wait(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from dstack_shim.api.server import Server, listen
 from dstack_shim.errors import StartupError
+from tests.eventually import eventually_async
 
 
 class Gated:
@@ -157,3 +158,50 @@ async def test_an_idle_connection_does_not_hold_up_the_drain(
         assert (await client.get(f"{base}/quick")).text == "here"
         server.stop_accepting()
         await asyncio.wait_for(server.drain(30), 5)
+
+
+async def test_who_was_accepted_and_asks_a_moment_later_is_answered(
+    sock: socket.socket, base: str
+) -> None:
+    """To close such a connection would be to refuse it: it is not in the backlog any more."""
+    server = Server(Gated().app, sock)
+    server.start()
+    reader, writer = await asyncio.open_connection(*sock.getsockname())
+    await eventually_async(lambda: connections(server))
+    server.stop_accepting()
+    drain = asyncio.ensure_future(server.drain(10))
+    await asyncio.sleep(0)
+    writer.write(b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.endswith(b"here")
+    assert b"connection: close" in answer.lower()
+    await drain
+    writer.close()
+
+
+async def test_who_never_asks_does_not_hold_up_the_drain(sock: socket.socket) -> None:
+    server = Server(Gated().app, sock)
+    server.start()
+    _, writer = await asyncio.open_connection(*sock.getsockname())
+    await eventually_async(lambda: connections(server))
+    server.stop_accepting()
+    await asyncio.wait_for(server.drain(30), 5)
+    writer.close()
+
+
+async def test_a_server_that_is_about_to_go_keeps_no_connection(
+    sock: socket.socket, base: str
+) -> None:
+    server = Server(Gated().app, sock)
+    server.start()
+    async with httpx.AsyncClient() as client:
+        assert "connection" not in (await client.get(f"{base}/quick")).headers
+        server.say_goodbye()
+        assert (await client.get(f"{base}/quick")).headers["connection"] == "close"
+    server.stop_accepting()
+    await server.drain(1)
+
+
+async def connections(server: Server) -> int:
+    """How many it has accepted and not closed."""
+    return len(server._state.connections)
