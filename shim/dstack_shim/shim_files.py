@@ -130,7 +130,7 @@ class ShimFiles:
                     link(file, staged.path)
                 except OSError:  # a file system without links
                     shutil.copy2(file, staged.path)
-                staged.place()
+                staged.place(flush=what == "previous")
         except OSError as error:
             # It cannot be gone back to later, but the one that runs serves.
             self._log.warning("upgrade.file_not_kept", kept=kept, error=error)

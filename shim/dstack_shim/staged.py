@@ -54,27 +54,30 @@ class StagedFile:
             self.path.unlink()
         os.close(self._lock)
 
-    def fill(self, content: bytes) -> None:
-        """Write the whole content, flushed.
+    def fill(self, content: bytes, *, flush: bool = True) -> None:
+        """Write the whole content.
 
         Raises:
-            OSError: not all of it is on disk.
+            OSError: not all of it was taken, or is on disk.
         """
         with self.path.open("r+b") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                os.fsync(file.fileno())
 
-    def place(self) -> None:
+    def place(self, *, flush: bool = True) -> None:
         """Give the file its name, durably; what had the name is replaced at once.
 
-        Whoever has the old file open (a running task its runner) keeps it.
+        Whoever has the old file open (a running task its runner) keeps it. Without ``flush`` a
+        power cut may bring back what had the name.
 
         Raises:
             OSError: the name cannot be taken; the old file is in place.
         """
         self.path.rename(self.destination)
-        flush_directory(self.destination.parent)
+        if flush:
+            flush_directory(self.destination.parent)
 
 
 def sweep(destination: Path) -> list[Path]:

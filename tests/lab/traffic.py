@@ -45,6 +45,8 @@ class Traffic:
         self.answered = 0
         self.longest = 0.0
         """Seconds that one answer took at most, connecting included."""
+        self.late = 0.0
+        """Seconds that one request was begun too late at most: how busy the machine is."""
         self._words = [str(rate), str(port), json.dumps(expect), *paths]
 
     def __enter__(self) -> Traffic:  # noqa: PYI034 - typing.Self came with Python 3.11
@@ -69,7 +71,7 @@ class Traffic:
         out, _ = self._process.communicate(timeout=2 * _LIMIT)
         found = json.loads(out)
         self.problems, self.answered = found["problems"], found["answered"]
-        self.longest = found["longest"]
+        self.longest, self.late = found["longest"], found["late"]
         print(f"traffic: {out}")  # noqa: T201 - shown with -s, and where a test fails
 
 
@@ -78,6 +80,7 @@ class _Clients:
         self.problems: list[str] = []
         self.answered = 0
         self.longest = 0.0
+        self.late = 0.0
         self._pause = 1 / rate
         self._port = port
         self._expect = expect
@@ -89,6 +92,7 @@ class _Clients:
         print("begun", flush=True)  # noqa: T201 - what the other process waits for
         due, number = time.monotonic(), 0
         while not over.is_set():
+            self.late = max(self.late, time.monotonic() - due)
             task = asyncio.ensure_future(self._ask(paths[number % len(paths)]))
             self._asked.add(task)
             task.add_done_callback(self._asked.discard)
@@ -147,6 +151,7 @@ def main(words: Sequence[str]) -> None:
         "problems": clients.problems,
         "answered": clients.answered,
         "longest": round(clients.longest, 3),
+        "late": round(clients.late, 3),
         "rate": round(clients.answered / (time.monotonic() - begun)),
     }
     print(json.dumps(found))  # noqa: T201 - the answer

@@ -315,7 +315,7 @@ async def test_where_nothing_can_be_remembered_nothing_is_tried(
     bench.put(bench.waiting, NEW)
     bench.check.says(report())
 
-    def full(state: UpgradeState) -> None:
+    def full(state: UpgradeState, *, flush: bool = True) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(bench.file, "write", full)
