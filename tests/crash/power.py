@@ -14,8 +14,8 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import attrs
@@ -131,7 +131,8 @@ class PowerCuts:
         return self._at_event(server, "task.released")
 
     def at_key_added(self, server: Server) -> Path:
-        return self._at_event(server, "host_keys.added")
+        with self._nothing_mounted():
+            return self._at_event(server, "host_keys.added")
 
     def at_key_removed(self, server: Server) -> Path:
         return self._at_event(server, "host_keys.removed")
@@ -179,6 +180,20 @@ class PowerCuts:
         copy = self._save_when_stopped()
         self._stage.shim.kill()
         return copy
+
+    @contextmanager
+    def _nothing_mounted(self) -> Iterator[None]:
+        """What follows a key has to wait: on a busy machine it would run before the power goes."""
+        mount, go_on = self._stage.host.tools / "mount", self._stage.folder / "go-on"
+        self._stage.host.tool("mount", f"until [ -e {go_on} ]; do sleep 0.02; done; exit 1")
+        try:
+            yield
+        finally:
+            mount.unlink()
+            go_on.touch()
+            waiting = str(mount).encode()
+            eventually(lambda: not _runs(waiting), within=PATIENCE, saying="no mount waits")
+            go_on.unlink()
 
     def _save_when_stopped(self) -> Path:
         eventually(self._is_stopped, within=PATIENCE, every=0.001, saying="the shim is stopped")
@@ -234,6 +249,15 @@ KINDS: dict[str, tuple[Moment, Job]] = {
 def _in_vain(server: Server, what: str) -> None:
     with suppress(Gone):
         server.ask(what)
+
+
+def _runs(word: bytes) -> bool:
+    """Whether a process runs that was given this word."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if word in file.read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 def _state(pid: int, thread: int) -> str:

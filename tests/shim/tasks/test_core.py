@@ -162,6 +162,18 @@ def test_what_nobody_submitted_is_not_found(host: Stage) -> None:
     host.play(scene)
 
 
+def test_which_gpus_a_task_takes_is_on_disk_before_it_takes_anything_else(host: Stage) -> None:
+    async def scene() -> None:
+        hold = host.script.hold("keys.acquire")
+        await host.submit(config())
+        await hold.reached.wait()
+        assert host.record(config()).gpus == (GPUS[0],)
+        hold.let_go()
+        await host.started("t1")
+
+    host.play(scene)
+
+
 # Starts that fail. Each ends the task with the server's word for it and gives everything back.
 
 

@@ -18,6 +18,7 @@ from dstack_shim.errors import (
     TaskNotTerminated,
 )
 from tests.shim.tasks.stage import Stage, config, soon, stage
+from tests.simulation.host import GPUS
 
 FULL = StoreError("cannot write task.json: No space left on device")
 LOST = EngineUnreachable("no answer from the engine: Connection reset by peer")
@@ -411,6 +412,25 @@ def test_a_full_disk_at_any_record_of_an_end_is_made_up_for(host: Stage, nth: in
         await host.round()
         await host.round()
         assert_all_over(host)
+
+    host.play(scene)
+
+
+def test_a_gpu_is_idle_again_only_once_that_is_on_disk(host: Stage) -> None:
+    """A crash in between would have two tasks claim it."""
+
+    async def scene() -> None:
+        await host.run_task(config())
+        keys = host.script.hold("keys.release", after=True)
+        host.begin_terminate("t1")
+        await keys.reached.wait()
+        write = host.script.hold("records.write")
+        keys.let_go()
+        await write.reached.wait()
+        assert host.gpus.held() == {"t1": (GPUS[0],)}
+        write.let_go()
+        await soon(lambda: host.gpus.held() == {})
+        assert host.record(config()).cleaned_up
 
     host.play(scene)
 

@@ -251,6 +251,24 @@ def test_a_task_that_moved_while_the_list_was_under_way_is_left_for_the_next_rou
     host.play(scene)
 
 
+def test_a_container_that_an_old_list_shows_as_not_started_runs_on(host: Stage) -> None:
+    async def scene() -> None:
+        start = host.script.hold("start")
+        await host.submit(config())
+        await start.reached.wait()
+        answer = host.script.hold("list_task_containers", after=True)
+        turn = asyncio.ensure_future(host.round())
+        await answer.reached.wait()
+        start.let_go()
+        await host.started("t1")
+        answer.let_go()
+        await turn
+        assert host.status("t1") is TaskStatus.RUNNING
+        assert host.container("t1").state.alive
+
+    host.play(scene)
+
+
 def test_one_task_with_a_fault_costs_no_other_its_round(host: Stage) -> None:
     async def scene() -> None:
         for task_id in ("t1", "t2"):
