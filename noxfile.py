@@ -52,7 +52,7 @@ def fast(session: nox.Session, version: str) -> None:
     if version not in found:
         session.skip(f"this machine has no Python {version}")
     python = interpreters.environment(version)
-    chosen = session.posargs or ["tests", *_ignore("package", "releases", *SANDBOXED)]
+    chosen = session.posargs or ["tests", *_ignore("package", "releases", "mutants", *SANDBOXED)]
     if version != list(found)[-1] and not os.environ.get("DSTACK_SHIM_FULL"):
         chosen = ["--hypothesis-profile=few", *chosen]
     main = version == interpreters.RUNNING
@@ -76,6 +76,18 @@ def crash(session: nox.Session) -> None:
     """The shim killed at every call, its disk cut off, its host churned."""
     chosen = session.posargs or ["tests/crash"]
     _pytest(session, "crash", *chosen, sandbox=True, env=_built(session))
+
+
+@nox.session
+def simulation(session: nox.Session) -> None:
+    """Seeded schedules of requests, faults and crashes on the real core."""
+    _pytest(session, "simulation", *(session.posargs or ["tests/simulation"]))
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Rules turned off one at a time: some test must miss each."""
+    _pytest(session, "mutants", *(session.posargs or ["tests/mutants"]))
 
 
 @nox.session
@@ -199,7 +211,8 @@ def _pytest(
     # A module that does not import is a failure; the others still have something to say.
     command += ["pytest", "--continue-on-collection-errors", *arguments]
     if os.environ.get("DSTACK_SHIM_FULL"):
-        command += ["--full", "--timeout=3600"]
+        part = os.environ.get("DSTACK_SHIM_PART", "1/1")
+        command += ["--full", f"--part={part}", "--timeout=3600"]
     if sandbox:
         _fetch_wheels(session)
         command = [SANDBOX, *command]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.evidence import Evidence, parse_part
+
 with contextlib.suppress(ImportError):  # the environments of dstack's releases lack it
     from hypothesis import settings
 
@@ -30,6 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--full",
         action="store_true",
         help="the full counts of `./dev prove`; without it, the fixed sample of `./dev test`",
+    )
+    parser.addoption(
+        "--part",
+        default="1/1",
+        help="with --full: only this part of what has many cases, as 3/10; evidence is added up",
     )
 
 
@@ -57,3 +64,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def full_counts(request: pytest.FixtureRequest) -> bool:
     """True in `./dev prove`: run every seed, point and round, not the sample."""
     return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def evidence(full_counts: bool, request: pytest.FixtureRequest) -> Evidence:
+    """Says which share of all cases is this run's, and keeps what was counted."""
+    part, parts = parse_part(request.config.getoption("--part"))
+    if parts > 1 and not full_counts:
+        pytest.exit("--part is for full counts: give --full too", returncode=4)
+    return Evidence(full=full_counts, part=part, parts=parts)

@@ -36,7 +36,7 @@ FAST = sorted(
 )
 LIMIT = {"test": 900.0, "prove": 4 * 3600.0}  # seconds for one session
 # In `prove` only: what would not fit in the 15 minutes of `test`. Each can be run by its name.
-LONG = ("crash",)
+LONG = ("mutants",)
 
 
 def steps(command: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
@@ -49,7 +49,7 @@ def steps(command: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
         (
             # About as long as each other on two cores.
             ("lint", "types", "docs", *FAST),
-            ("releases", "engine", "conformance", "server", "demo", "package", *long),
+            ("releases", "engine", "conformance", "server", "demo", "package", "crash", *long),
         ),
         (("coverage",),),
     )
@@ -91,6 +91,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev test")
     parser.add_argument("command", choices=["test", "prove"])
     parser.add_argument("sessions", nargs="*", help="only these, one after the other")
+    parser.add_argument("--part", default="1/1", help="of prove's long sessions, as 3/10")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     lock = LOCK.open("w")  # held until the process ends: two runs would mix their counts
@@ -105,7 +106,9 @@ def main(arguments: list[str]) -> int:
     host_state.adopt_orphans()
     before = host_state.take()
     sessions = run_sessions(
-        options.command, [[options.sessions]] if options.sessions else steps(options.command)
+        options.command,
+        [[options.sessions]] if options.sessions else steps(options.command),
+        options.part,
     )
     outcome = add_up(read_counts(COUNTS), sessions)
     outcome.failures += changes_to_the_machine(before)
@@ -116,11 +119,13 @@ def main(arguments: list[str]) -> int:
     return 0 if outcome.failed == 0 and any(run.passed for run in outcome.runs) else 1
 
 
-def run_sessions(command: str, steps: Sequence[Sequence[Sequence[str]]]) -> list[Session]:
+def run_sessions(
+    command: str, steps: Sequence[Sequence[Sequence[str]]], part: str = "1/1"
+) -> list[Session]:
     """Every session of every step, also after one failed."""
     environment = {**os.environ, "DSTACK_SHIM_COUNTS": str(COUNTS)}
     if command == "prove":
-        environment["DSTACK_SHIM_FULL"] = "1"
+        environment |= {"DSTACK_SHIM_FULL": "1", "DSTACK_SHIM_PART": part}
     lanes = Lanes(environment, LIMIT[command])
     for step in steps:
         lanes.run(step)

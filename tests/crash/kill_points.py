@@ -21,6 +21,7 @@ from tests.crash.server import Gone, Job, Server
 from tests.crash.stage import NEWCOMER, OWNER, PATIENCE, Stage
 from tests.crash.strace import Call, Strace, threads_of
 from tests.eventually import eventually
+from tests.evidence import Evidence
 
 T = TypeVar("T")
 
@@ -69,11 +70,15 @@ class Outcome:
         return "\n         ".join([*lines, *(f"!! {problem}" for problem in self.problems)])
 
 
-def choose(points: Sequence[T], count: int | None) -> list[T]:
-    """So many of them, from all along; None: all."""
-    number = len(points) if count is None else min(count, len(points))
-    print(f"{number} of {len(points)} points", flush=True)  # noqa: T201 - shown with -s
-    return [points[index * len(points) // number] for index in range(number)]
+def choose(points: Sequence[T], sample: int, evidence: Evidence) -> list[T]:
+    """All of them (or this part's share), or so many from all along for a sample."""
+    if evidence.full:
+        chosen = list(evidence.share(points))
+    else:
+        number = min(sample, len(points))
+        chosen = [points[index * len(points) // number] for index in range(number)]
+    print(f"{len(chosen)} of {len(points)} points", flush=True)  # noqa: T201 - shown with -s
+    return chosen
 
 
 class Trials:

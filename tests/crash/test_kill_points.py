@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import attrs
 import pytest
 
-from tests import evidence
 from tests.crash import tool_points
 from tests.crash.kill_points import LIVES, WORKER, Outcome, Point, Trials, choose
 from tests.crash.stage import Stage
 from tests.crash.start_points import SITUATIONS, Starts
+from tests.evidence import Evidence
 
 # Of each life, start and error in the sample.
 KILLS, STARTS, REFUSALS = 24, 3, 4
@@ -43,10 +43,10 @@ class Tally:
 
 
 @pytest.fixture(scope="module")
-def tally(full_counts: bool) -> Iterator[Tally]:
+def tally(evidence: Evidence) -> Iterator[Tally]:
     tally = Tally()
     yield tally
-    evidence.write("kill_points", full=full_counts, **attrs.asdict(tally))
+    evidence.write("kill_points", **attrs.asdict(tally))
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,10 @@ def points(trials: Trials) -> dict[str, list[Point]]:
 
 @pytest.mark.parametrize("life", LIVES)
 def test_a_kill_at_any_call_loses_and_leaks_nothing(
-    trials: Trials, points: dict[str, list[Point]], life: str, tally: Tally, full_counts: bool
+    trials: Trials, points: dict[str, list[Point]], life: str, tally: Tally, evidence: Evidence
 ) -> None:
     """What no fake can tell: that the real order of the real calls has no gap."""
-    chosen = choose(points[life], None if full_counts else KILLS)
+    chosen = choose(points[life], KILLS, evidence)
     tally.killed([trials.kill(point) for point in chosen])
 
 
@@ -79,11 +79,11 @@ def test_a_kill_while_a_tool_works_loses_and_leaks_nothing(
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_kill_at_any_call_of_a_start_loses_and_leaks_nothing(
-    trials: Trials, situation: str, tally: Tally, full_counts: bool
+    trials: Trials, situation: str, tally: Tally, evidence: Evidence
 ) -> None:
     """As the kills in a life, for the start that makes the one before good."""
     starts = Starts(trials)
-    chosen = choose(starts.points(situation), None if full_counts else STARTS)
+    chosen = choose(starts.points(situation), STARTS, evidence)
     tally.killed([starts.kill(point) for point in chosen])
 
 
@@ -95,10 +95,10 @@ def test_a_disk_that_refuses_any_call_costs_no_more_than_an_honest_error(
     life: str,
     error: str,
     tally: Tally,
-    full_counts: bool,
+    evidence: Evidence,
 ) -> None:
     """As the kills, for what a full or broken disk does to the same calls."""
     able = [point for point in points[life] if point.call.name in CHANGES]
     few = [point for point in able if point.thread == WORKER]
-    chosen = able if full_counts else choose(few, REFUSALS)
+    chosen = choose(able if evidence.full else few, REFUSALS, evidence)
     tally.refused([trials.refuse(point, error) for point in chosen])

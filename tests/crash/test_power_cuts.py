@@ -9,9 +9,9 @@ from pathlib import Path
 import docker
 import pytest
 
-from tests import evidence
 from tests.crash.power import KINDS, Boot, Disk, PowerCuts
 from tests.crash.stage import Stage
+from tests.evidence import Evidence
 from tests.lab.engine import PrivateEngine
 
 SAMPLE, FULL = 40, 34 * len(KINDS)
@@ -38,16 +38,15 @@ def power(
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
 def test_what_was_acknowledged_is_there_after_a_power_cut(
-    power: PowerCuts, full_counts: bool
+    power: PowerCuts, evidence: Evidence
 ) -> None:
     """A kill leaves what was written, a power cut only what was flushed."""
-    count = FULL if full_counts else SAMPLE
-    kinds = [list(KINDS)[number % len(KINDS)] for number in range(count)]
+    count = FULL if evidence.full else SAMPLE
+    kinds = evidence.share([list(KINDS)[number % len(KINDS)] for number in range(count)])
     outcomes = [power.cut(kind) for kind in kinds]
     bad = [outcome for outcome in outcomes if outcome.problems]
     evidence.write(
         "power_cuts",
-        full=full_counts,
         power_cuts=len(outcomes),
         kinds=Counter(kinds),
         census_violations=sum(len(outcome.problems) for outcome in bad),

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import docker
 import pytest
 
-from tests import evidence
 from tests.eventually import eventually
+from tests.evidence import Evidence
 from tests.lab.host import Host
 from tests.matrix.cells import Cell, cells, wrong
 from tests.matrix.real_host import POSSIBLE, RealHost
@@ -32,15 +32,13 @@ def sample() -> list[Cell]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_restart_makes_of_every_task_what_the_table_says(
-    instance: Host, client: docker.APIClient, full_counts: bool
+    instance: Host, client: docker.APIClient, evidence: Evidence
 ) -> None:
     """What the fake only says of containers, an engine does."""
-    chosen = list(CELLS) if full_counts else sample()
+    chosen = evidence.share(CELLS) if evidence.full else sample()
     for start in range(0, len(chosen), BATCH):
         restore(instance, client, chosen[start : start + BATCH], f"home{start}")
-    evidence.write(
-        "matrix-real", full=full_counts, matrix_cells_real=len(chosen), census_violations=0
-    )
+    evidence.write("matrix_real", matrix_cells_real=len(chosen), census_violations=0)
 
 
 def restore(instance: Host, client: docker.APIClient, chosen: Sequence[Cell], home: str) -> None:

@@ -17,6 +17,7 @@ from dstack_shim_contracts.naming import container_name
 from dstack_shim_contracts.statuses import TaskStatus
 
 from tests.eventually import eventually
+from tests.evidence import Evidence
 from tests.lab.engine import PrivateEngine
 from tests.lab.images import RUNS_ON, Images, exits, write_runner
 from tests.lab.proxy import CountingProxy, Hang
@@ -61,15 +62,15 @@ def shim(home: Path, private_engine: PrivateEngine, make_shim: Make) -> ShimProc
     return shim
 
 
-def started(client: docker.APIClient, info: TaskInfo) -> tuple[str, str]:
-    """What must not change while a job runs: its container and when that began."""
+def started(client: docker.APIClient, info: TaskInfo) -> tuple[str, str, int]:
+    """What must not change while a job runs: its container, when that began, and its process."""
     details = client.inspect_container(info.container_id)
-    return details["Id"], details["State"]["StartedAt"]
+    return details["Id"], details["State"]["StartedAt"], details["State"]["Pid"]
 
 
 @pytest.mark.slow
 def test_twenty_kills_with_eight_tasks_lose_no_outcome_and_disturb_nobody(
-    shim: ShimProcess, images: Images, client: docker.APIClient, full_counts: bool
+    shim: ShimProcess, images: Images, client: docker.APIClient, evidence: Evidence
 ) -> None:
     """The promise itself, on a real engine with real kills: no fake can stand for it."""
     runs_on = images.job(RUNS_ON)
@@ -87,7 +88,8 @@ def test_twenty_kills_with_eight_tasks_lose_no_outcome_and_disturb_nobody(
     before = {}
     for task_id in stay:
         before[task_id] = started(client, shim.wait_for(task_id, RUNNING))
-    for number in range(200 if full_counts else 20):
+    rounds = evidence.share(range(200)) if evidence.full else range(20)
+    for number in rounds:
         ids = {name: f"{name}{number}" for name in ends}
         for name, task_id in ids.items():
             shim.submit(task_id, ends[name])
@@ -114,6 +116,7 @@ def test_twenty_kills_with_eight_tasks_lose_no_outcome_and_disturb_nobody(
             assert started(client, shim.client.task(task_id)) == before[task_id]
         for name in ends:
             shim.client.remove(ids[name])
+    evidence.write("kill9", kill9_rounds=len(rounds), census_violations=0)
 
 
 def test_a_reason_recorded_before_a_kill_is_the_same_after_it(

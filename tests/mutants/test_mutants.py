@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import evidence
+from tests.evidence import Evidence
 from tests.mutants.mutant import Mutant, change, copy_of_the_source, failing
 from tests.mutants.mutants import MUTANTS
 
@@ -15,17 +15,16 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
-def caught(full_counts: bool) -> Iterator[dict[str, list[str]]]:
+def caught(evidence: Evidence) -> Iterator[dict[str, list[str]]]:
     """Rule turned off → the tests that failed by it."""
     caught: dict[str, list[str]] = {}
     yield caught
     rules = {mutant.name: mutant.rule for mutant in MUTANTS if mutant.name in caught}
     evidence.write(
         "mutants",
-        full=full_counts,
         mutants=len(caught),
         mutants_missed=sum(not tests for tests in caught.values()),
-        rules=rules,
+        off=rules,
         caught_by=caught,
     )
 

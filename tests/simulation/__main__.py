@@ -9,7 +9,7 @@ from tests.simulation.faults import table
 from tests.simulation.report import report
 from tests.simulation.run import run
 from tests.simulation.schedule import draw
-from tests.simulation.tally import keep, run_many
+from tests.simulation.tally import run_many
 
 
 def main() -> int:
@@ -38,7 +38,8 @@ def _many(seeds: range, jobs: int) -> int:
     for name, count in document.items():
         if not isinstance(count, dict):
             _say(f"{name}: {count}")
-    _say(f"written to {keep(document, 'simulation-by-hand')}")
+    _say(f"{tally.steps / tally.seeds:.1f} steps a seed")
+    _say(f"{tally.seeds / max(tally.cpu_seconds, 0.001):.0f} seeds a second of one core")
     if tally.failures:
         _say(report(min(tally.failures)))
     return bool(tally.failures)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 
 import attrs
 
@@ -17,7 +15,6 @@ from tests.simulation.faults import POSSIBLE
 from tests.simulation.run import Result, run
 from tests.simulation.schedule import draw
 
-EVIDENCE = Path("build/evidence")
 _CHUNK = 100
 
 
@@ -66,12 +63,11 @@ class Tally:
             faults.setdefault(call, {})[mode] = self.struck[call, mode]
         return {
             "simulated_seeds": self.seeds,
-            "mean_steps": round(self.steps / self.seeds, 1),
-            "mean_engine_calls": round(self.calls / self.seeds, 1),
-            "mean_generations": round(self.generations / self.seeds, 1),
+            "simulated_steps": self.steps,
+            "engine_calls": self.calls,
+            "generations": self.generations,
             "virtual_hours": round(self.virtual_seconds / 3600),
-            "cpu_seconds": round(self.cpu_seconds, 1),
-            "seeds_per_cpu_second": round(self.seeds / max(self.cpu_seconds, 0.001), 1),
+            "cpu_seconds": round(self.cpu_seconds),
             "census_violations": sum(map(len, self.failures.values())),
             "failing_seeds": sorted(self.failures),
             "faults": faults,
@@ -119,11 +115,3 @@ def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
     rest = iter(seeds)
     while chunk := list(islice(rest, _CHUNK)):
         yield chunk
-
-
-def keep(document: dict[str, object], name: str) -> Path:
-    """Write counts where the evidence is kept; the file's path."""
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
-    file = EVIDENCE / f"{name}.json"
-    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return file

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.evidence import Evidence
 from tests.simulation.faults import POSSIBLE
 from tests.simulation.planted import PLANTS, Plant, forgets_tombstones
 from tests.simulation.report import report
 from tests.simulation.run import run
 from tests.simulation.schedule import draw
 from tests.simulation.shrink import kind, shortest
-from tests.simulation.tally import keep, run_chunk, run_many
+from tests.simulation.tally import run_chunk, run_many
 
 ROOT = Path(__file__).parents[2]
-FULL, SAMPLE = 100_000, 1_000
+FULL, SAMPLE = 100_000, 5_000
 FOUND_WITHIN = 2_000
 """Seeds, well inside the sample, among which each planted bug must be found."""
 
@@ -26,15 +28,15 @@ FOUND_WITHIN = 2_000
 @pytest.mark.slow
 @pytest.mark.one_python
 @pytest.mark.timeout(4 * 3600)
-def test_no_seed_violates_anything(full_counts: bool) -> None:
+def test_no_seed_violates_anything(evidence: Evidence) -> None:
     """Slow, because what it looks for are interleavings that no test names."""
-    count = FULL if full_counts else SAMPLE
-    tally = run_many(range(count), jobs=os.cpu_count() or 1)
-    keep(tally.document(), "simulation" if full_counts else "simulation-sample")
+    seeds = evidence.share(range(FULL)) if evidence.full else range(SAMPLE)
+    tally = run_many(seeds, jobs=os.cpu_count() or 1)
+    evidence.write("simulation", **tally.document())
     assert not tally.failures, report(min(tally.failures))
-    assert tally.seeds == count
+    assert tally.seeds == len(seeds)
     assert tally.steps / tally.seeds >= 50
-    if full_counts:
+    if evidence.full and evidence.parts == 1:
         fault, times = tally.least_struck()
         assert times >= 20, f"{fault} struck {times} times"
 
@@ -46,14 +48,26 @@ def test_a_few_seeds_run_here_where_coverage_sees_them() -> None:
     assert set(tally.struck) <= set(POSSIBLE)
 
 
+@pytest.fixture(scope="module")
+def found_at(evidence: Evidence) -> Iterator[dict[str, int]]:
+    """Planted bug → the first seed that finds it."""
+    found_at: dict[str, int] = {}
+    yield found_at
+    evidence.write("planted", planted_bugs_found=len(found_at), found_at_seed=found_at)
+
+
 @pytest.mark.slow
 @pytest.mark.one_python
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_every_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_planted_bug_is_found(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, found_at: dict[str, int]
+) -> None:
     """Slow for bugs that need several things to go wrong: each is looked for from seed 0 on."""
     plant(monkeypatch)
-    assert any(run(draw(seed)).violations for seed in range(FOUND_WITHIN))
+    found_at[plant.__name__] = next(
+        seed for seed in range(FOUND_WITHIN) if run(draw(seed)).violations
+    )
 
 
 def test_a_seed_runs_the_same_way_every_time_and_in_every_process() -> None:
