@@ -19,7 +19,7 @@ from tests.shim.tasks.stage import Stage
 from tests.simulation.shim import spec_of
 
 IMAGE = "runs-on"
-LONG_AGO = 3600.0
+LONG_AGO = 600.0  # in the same boot
 _NONE = "none"
 _ENDED = {
     "exited 0": (ContainerState.EXITED, 0),

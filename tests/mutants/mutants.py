@@ -178,15 +178,15 @@ MUTANTS = (
     ),
     Mutant(
         "unreachable-is-dead",
-        "an engine that does not answer says nothing of any container",
+        "only an engine that says so has no container: no answer ends no task",
         "tasks/step.py",
-        """            self._engine_lost = True
-            return
+        """        except ContainerNotFound:
+            self._watch.ended(task.container_id, None)
 """,
-        """            self._engine_lost = True
-            listed = ()
+        """        except EngineError:
+            self._watch.ended(task.container_id, None)
 """,
-        (f"{_TASKS}test_step.py::test_when_the_list_fails_nothing_changes",),
+        (f"{_TASKS}test_step.py::test_when_the_inspect_fails_the_task_is_undecided",),
     ),
     Mutant(
         "last-reason-wins",
@@ -214,8 +214,8 @@ MUTANTS = (
         "old-list-believed",
         "the step leaves a task alone that moved since it asked for the list",
         "tasks/step.py",
-        "            if entry.busy or entry.changed_at > seen_at:\n",
-        "            if entry.busy:\n",
+        "            return not entry.busy and entry.changed_at <= seen_at and has_work(entry)\n",
+        "            return not entry.busy and has_work(entry)\n",
         (f"{_TASKS}test_step.py::test_a_container_that_an_old_list_shows_as_not_started_runs_on",),
     ),
     Mutant(
@@ -301,8 +301,8 @@ MUTANTS = (
         "scan-not-certain",
         "what a start has read is certain to survive a power cut",
         "store.py",
-        "        self._make_certain(self._runners / name)\n",
-        "",
+        "                self._make_certain(self._runners / name)\n",
+        "                pass\n",
         (
             f"{_SHIM}test_store_certainty.py::test_a_scan_flushes_what_a_crash_may_have_left_unflushed",
         ),
