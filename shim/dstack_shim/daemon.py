@@ -71,7 +71,7 @@ from dstack_shim.takeover import Possessions, Watchdog
 from dstack_shim.tasks.core import Core
 from dstack_shim.upgrade import Upgrades, rfc3339
 from dstack_shim.upgrade_state import UpgradeFile
-from dstack_shim.wiring import make_core
+from dstack_shim.wiring import Parts, make_core
 
 ENGINE_PATIENCE = 4.0
 """Seconds the engine gets to answer at the start; the supervisor starts us again."""
@@ -237,21 +237,23 @@ class Daemon:
             store.runner_dir,
         )
         return make_core(
-            home=self._home,
-            boot=instance.boot,
-            engine=engine,
-            records=store,
-            open_pull_log=store.open_pull_log,
-            recipe=recipe,
-            gpus=GpuLocks(instance.gpu_ids),
-            host_keys=HostKeys(blocking, self._log),
-            other_resources=(
-                Volumes(run_command, blocking, self._log),
-                InstanceMounts(blocking),
-            ),
-            blocking=blocking,
-            clock=self._clock,
-            log=self._log,
+            Parts(
+                home=self._home,
+                boot=instance.boot,
+                engine=engine,
+                records=store,
+                open_pull_log=store.open_pull_log,
+                recipe=recipe,
+                gpus=GpuLocks(instance.gpu_ids),
+                host_keys=HostKeys(blocking, self._log),
+                other_resources=(
+                    Volumes(run_command, blocking, self._log),
+                    InstanceMounts(blocking),
+                ),
+                blocking=blocking,
+                clock=self._clock,
+                log=self._log,
+            )
         )
 
     def healthcheck(self) -> HealthcheckResponse:

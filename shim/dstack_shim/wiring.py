@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
+
 from dstack_shim import build
 from dstack_shim.clock import Clock
 from dstack_shim.engine.container import gpus_from_details
@@ -24,72 +26,86 @@ from dstack_shim.tasks.step import Step
 from dstack_shim.tasks.watch import Watch
 
 
-def make_core(
-    *,
-    home: Path,
-    boot: Boot,
-    engine: Engine,
-    records: Records,
-    open_pull_log: OpenPullLog,
-    recipe: Recipe,
-    gpus: GpuLocks,
-    host_keys: HostKeys,
-    other_resources: tuple[Resource, ...],
-    blocking: Blocking,
-    clock: Clock,
-    log: EventLog,
-) -> Core:
-    """The core over these parts: the real ones in the daemon, a simulation's in its tests."""
-    book = Book(records, blocking, log)
-    holdings = Holdings(book, gpus, (host_keys, *other_resources), log)
-    finish = Finish(book, engine, holdings, clock, str(home), log)
-    starter = Starter(
+@attrs.frozen(kw_only=True)
+class Parts:
+    """What a core is put together from: the real ones in the daemon, a simulation's in its tests."""
+
+    home: Path
+    boot: Boot
+    engine: Engine
+    records: Records
+    open_pull_log: OpenPullLog
+    recipe: Recipe
+    gpus: GpuLocks
+    host_keys: HostKeys
+    other_resources: tuple[Resource, ...]
+    blocking: Blocking
+    clock: Clock
+    log: EventLog
+
+
+def make_core(parts: Parts) -> Core:
+    """The core over these parts."""
+    book = Book(parts.records, parts.blocking, parts.log)
+    holdings = Holdings(book, parts.gpus, (parts.host_keys, *parts.other_resources), parts.log)
+    finish = Finish(book, parts.engine, holdings, parts.clock, str(parts.home), parts.log)
+    restorer = _make_restorer(parts, book)
+    watch = Watch(parts.engine, parts.clock, parts.log)
+    return Core(
         book=book,
-        engine=engine,
+        records=parts.records,
+        starter=_make_starter(parts, book, holdings, finish),
+        finish=finish,
+        step=_make_step(parts, book, finish, watch, restorer),
+        watch=watch,
+        restorer=restorer,
+        blocking=parts.blocking,
+        boot=parts.boot,
+        clock=parts.clock,
+        written_by=f"{build.IMPLEMENTATION_NAME} {build.IMPLEMENTATION_VERSION}",
+        log=parts.log,
+    )
+
+
+def _make_starter(parts: Parts, book: Book, holdings: Holdings, finish: Finish) -> Starter:
+    return Starter(
+        book=book,
+        engine=parts.engine,
         holdings=holdings,
         finish=finish,
-        recipe=recipe,
-        open_pull_log=open_pull_log,
-        blocking=blocking,
-        clock=clock,
-        home=str(home),
-        log=log,
+        recipe=parts.recipe,
+        open_pull_log=parts.open_pull_log,
+        blocking=parts.blocking,
+        clock=parts.clock,
+        home=str(parts.home),
+        log=parts.log,
     )
-    restorer = Restorer(
+
+
+def _make_restorer(parts: Parts, book: Book) -> Restorer:
+    return Restorer(
         book=book,
-        engine=engine,
-        records=records,
-        gpus=gpus,
+        engine=parts.engine,
+        records=parts.records,
+        gpus=parts.gpus,
         gpus_of=gpus_from_details,
-        confirm_keys=host_keys.confirmed,
-        blocking=blocking,
-        home=str(home),
-        log=log,
+        confirm_keys=parts.host_keys.confirmed,
+        blocking=parts.blocking,
+        home=str(parts.home),
+        log=parts.log,
     )
-    watch = Watch(engine, clock, log)
-    step = Step(
+
+
+def _make_step(parts: Parts, book: Book, finish: Finish, watch: Watch, restorer: Restorer) -> Step:
+    return Step(
         book=book,
-        engine=engine,
+        engine=parts.engine,
         finish=finish,
         watch=watch,
         adopt=restorer.adopt,
         settle_gpus=restorer.settle_gpus,
-        runner_port=recipe.runner_port,
-        boot=boot,
-        clock=clock,
-        log=log,
-    )
-    return Core(
-        book=book,
-        records=records,
-        starter=starter,
-        finish=finish,
-        step=step,
-        watch=watch,
-        restorer=restorer,
-        blocking=blocking,
-        boot=boot,
-        clock=clock,
-        written_by=f"{build.IMPLEMENTATION_NAME} {build.IMPLEMENTATION_VERSION}",
-        log=log,
+        runner_port=parts.recipe.runner_port,
+        boot=parts.boot,
+        clock=parts.clock,
+        log=parts.log,
     )

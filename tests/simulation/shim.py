@@ -34,7 +34,7 @@ from dstack_shim.tasks.core import Core
 from dstack_shim.tasks.outcomes import Boot
 from dstack_shim.tasks.recovery import RUNNER_MOUNT
 from dstack_shim.tasks.task import Task
-from dstack_shim.wiring import make_core
+from dstack_shim.wiring import Parts, make_core
 from tests.simulation.disk import Disk, MemoryRecords
 from tests.simulation.engine import EngineClient, SimEngine
 from tests.simulation.faults import Faults
@@ -99,21 +99,23 @@ class Shim(Owner):
         engine = EngineClient(world.engine, self)
         self.core: Core = self.context.run(
             lambda: make_core(
-                home=_HOME,
-                boot=world.boot,
-                engine=engine,
-                records=self._records,
-                open_pull_log=self.open_pull_log,
-                recipe=SimRecipe(engine),
-                gpus=self.gpus,
-                host_keys=cast("HostKeys", SimKeys(world.host, self)),
-                other_resources=(
-                    SimVolumes(world.host, self),
-                    SimInstanceMounts(world.host, self),
-                ),
-                blocking=self.blocking,
-                clock=LoopClock(world.loop),
-                log=log,
+                Parts(
+                    home=_HOME,
+                    boot=world.boot,
+                    engine=engine,
+                    records=self._records,
+                    open_pull_log=self.open_pull_log,
+                    recipe=SimRecipe(engine),
+                    gpus=self.gpus,
+                    host_keys=cast("HostKeys", SimKeys(world.host, self)),
+                    other_resources=(
+                        SimVolumes(world.host, self),
+                        SimInstanceMounts(world.host, self),
+                    ),
+                    blocking=self.blocking,
+                    clock=LoopClock(world.loop),
+                    log=log,
+                )
             )
         )
 

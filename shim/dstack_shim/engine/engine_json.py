@@ -23,6 +23,7 @@ from dstack_shim.engine.protocol import (
     ContainerSpec,
     ContainerState,
     Mount,
+    PortBinding,
 )
 
 Json = dict[str, Any]
@@ -125,16 +126,29 @@ def create_body(spec: ContainerSpec) -> Json:
 
     Sources of bind mounts must exist (``Mounts``; the older ``Binds`` would create them).
     """
-    ports = [(f"{port.container}/tcp", port) for port in spec.ports]
-    host: Json = {
+    return {
+        "Image": spec.image,
+        "Entrypoint": list(spec.entrypoint),
+        "Cmd": list(spec.command),
+        "Env": [f"{name}={value}" for name, value in spec.env.items()],
+        "User": spec.user,
+        "Labels": dict(spec.labels),
+        "ExposedPorts": {_port_key(port): {} for port in spec.ports},
+        # An empty value means "as if not given" for each of these, in every engine.
+        "HostConfig": {key: value for key, value in _host_config(spec).items() if value},
+    }
+
+
+def _host_config(spec: ContainerSpec) -> Json:
+    return {
         "NetworkMode": spec.network_mode,
         "Mounts": [
             {"Type": mount.type, "Source": mount.source, "Target": mount.target}
             for mount in spec.mounts
         ],
         "PortBindings": {
-            key: [{"HostIp": port.host_ip, "HostPort": str(port.host or "")}]
-            for key, port in ports
+            _port_key(port): [{"HostIp": port.host_ip, "HostPort": str(port.host or "")}]
+            for port in spec.ports
         },
         "Privileged": spec.privileged,
         "NanoCpus": spec.nano_cpus,
@@ -161,17 +175,10 @@ def create_body(spec: ContainerSpec) -> Json:
             {"Name": limit.name, "Soft": limit.soft, "Hard": limit.hard} for limit in spec.ulimits
         ],
     }
-    return {
-        "Image": spec.image,
-        "Entrypoint": list(spec.entrypoint),
-        "Cmd": list(spec.command),
-        "Env": [f"{name}={value}" for name, value in spec.env.items()],
-        "User": spec.user,
-        "Labels": dict(spec.labels),
-        "ExposedPorts": {key: {} for key, _ in ports},
-        # An empty value means "as if not given" for each of these, in every engine.
-        "HostConfig": {key: value for key, value in host.items() if value},
-    }
+
+
+def _port_key(port: PortBinding) -> str:
+    return f"{port.container}/tcp"
 
 
 def unix_time(stamp: object) -> float | None:

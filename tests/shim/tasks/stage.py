@@ -24,7 +24,7 @@ from dstack_shim.resources.protocol import Claim
 from dstack_shim.store import Store
 from dstack_shim.tasks.core import Core
 from dstack_shim.tasks.outcomes import Boot
-from dstack_shim.wiring import make_core
+from dstack_shim.wiring import Parts, make_core
 from tests.lab.fake_engine import Call, FakeContainer, FakeEngine, Program, RemoteImage
 from tests.simulation.host import GPUS, Host, SimInstanceMounts, SimKeys, SimVolumes
 from tests.simulation.log import SimLog
@@ -160,21 +160,23 @@ class Stage:
         log = SimLog(self.log.append, self.broken.append)
         self.core = self.process.context.run(
             lambda: make_core(
-                home=self.home,
-                boot=self.boot,
-                engine=self.engine,
-                records=self.store,
-                open_pull_log=self.store.open_pull_log,
-                recipe=SimRecipe(self.engine, str(self.home)),
-                gpus=self.gpus,
-                host_keys=cast("HostKeys", SimKeys(self.host, self.script)),
-                other_resources=(
-                    SimVolumes(self.host, self.script),
-                    SimInstanceMounts(self.host, self.script),
-                ),
-                blocking=self._blocking,
-                clock=self.clock,
-                log=log,
+                Parts(
+                    home=self.home,
+                    boot=self.boot,
+                    engine=self.engine,
+                    records=self.store,
+                    open_pull_log=self.store.open_pull_log,
+                    recipe=SimRecipe(self.engine, str(self.home)),
+                    gpus=self.gpus,
+                    host_keys=cast("HostKeys", SimKeys(self.host, self.script)),
+                    other_resources=(
+                        SimVolumes(self.host, self.script),
+                        SimInstanceMounts(self.host, self.script),
+                    ),
+                    blocking=self._blocking,
+                    clock=self.clock,
+                    log=log,
+                )
             )
         )
 
