@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 from dstack_shim_contracts.record import Intent, Step
+from dstack_shim_contracts.upgrade import Attempt, Outcome, ShimFile, UpgradeState
 
 from dstack_shim import doctor
 from dstack_shim.doctor import Examination, Finding, Level, examine
@@ -19,7 +20,9 @@ from dstack_shim.engine.protocol import (
 )
 from dstack_shim.errors import EngineUnreachable
 from dstack_shim.home import LOCK, holder, lock_home
+from dstack_shim.log import event_log
 from dstack_shim.settings import Settings
+from dstack_shim.upgrade_state import UpgradeFile
 from tests.lab.fake_engine import FakeEngine
 from tests.shim.host_in_memory import Host
 
@@ -86,6 +89,21 @@ def test_what_is_left_alone_is_named(host: Host) -> None:
     assert seen.level is Level.WARNING
     assert "it belongs to the shim home /another/home" in looked_at(seen).values()
     assert looked_at(seen)["directory theirs"] == "no record and no container"
+
+
+def test_how_the_last_upgrade_went_is_told_and_looked_at_if_it_failed(host: Host) -> None:
+    files = ShimFile("0.22.5", "a" * 64), ShimFile("0.22.5.post1", "b" * 64)
+    file = UpgradeFile(host.home, event_log())
+    file.write(UpgradeState(Attempt(*files, Outcome.DONE, "then")))
+    seen = host.examine()
+    assert seen.level is Level.OK
+    words = {finding.what: finding.words for finding in seen.findings}
+    assert words["upgrade"] == "0.22.5 to 0.22.5.post1: done"
+    failed = Attempt(*files, Outcome.DIED, "then", reason="it ended before it was ready")
+    file.write(UpgradeState(failed).with_unfit(failed.new, failed.reason))
+    assert looked_at(host.examine()) == {
+        "upgrade": "0.22.5 to 0.22.5.post1: died, it ended before it was ready"
+    }
 
 
 def test_a_gpu_that_two_tasks_claim_is_named(host: Host) -> None:
