@@ -499,7 +499,10 @@ def test_a_stock_server_installs_once_and_restarts_once(
 
 
 @pytest.mark.parametrize("release", STOCK)
-@pytest.mark.parametrize("name", ["its check says nothing", "it ends at once"])
+@pytest.mark.parametrize(
+    "name",
+    ["its check says nothing", pytest.param("it ends at once", marks=pytest.mark.full)],
+)
 def test_a_stock_server_fetches_a_bad_file_once_and_restarts_into_it_once(
     site: Site, built: Path, release: str, name: str
 ) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from dstack_shim_contracts.features import read_feature_document
+from dstack_shim_contracts.features import TAKEOVER_PROTOCOL, read_feature_document
 
 from tests.package.conftest import VERSION
 from tools import build_shim, interpreters
@@ -99,6 +99,7 @@ def test_it_says_what_it_is_without_being_run(shim: Path) -> None:
         document = read_feature_document(archive.read("dstack-shim.json"))
     assert document.version == VERSION
     assert "persisted-state" in document.features
+    assert document.takeover == TAKEOVER_PROTOCOL
 
 
 def test_it_holds_nothing_native_and_no_path_of_this_machine(shim: Path) -> None:
