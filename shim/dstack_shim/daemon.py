@@ -172,16 +172,15 @@ class Daemon:
         server = Server(self._guarded(), self._possessions.socket)
         server.start()
         step = asyncio.ensure_future(self.tasks.attend(STEP_INTERVAL, QUIET_INTERVAL))
-        probation: asyncio.Future[None] | None = None
+        settling: asyncio.Future[None] | None = None
         self._log.info("daemon.serving", port=self._settings.shim_http_port)
         try:
             await self._enter_service()
-            await asyncio.to_thread(self._files.keep_running)
-            probation = asyncio.ensure_future(self._upgrades.end_probation())
+            settling = asyncio.ensure_future(self._settle())
             await self._departure.wait()
         finally:
-            if probation is not None:
-                probation.cancel()
+            if settling is not None:
+                settling.cancel()
             await self._leave(server, step, engine)
         if self._departure.successor is not None:
             self._upgrades.execute(self._possessions, self._generation, self._inventory)
@@ -206,6 +205,11 @@ class Daemon:
                 self._watchdog.go_back(str(error))
             self._components.release(SHIM)
         signal.alarm(0)  # of a roll-back
+
+    async def _settle(self) -> None:
+        """What nobody waits for once this process serves."""
+        await asyncio.to_thread(self._files.keep_running)
+        await self._upgrades.end_probation()
 
     def _guarded(self) -> AccessCheck:
         answers_jobs = self._settings.answer_jobs
