@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import docker
 import pytest
 
-from tests import evidence
-from tests.crash.upgrade_points import BACK, FORWARD, OLD_WAITS_LESS, WAYS, Upgrading, choose
+from tests.crash.kill_points import choose
+from tests.crash.upgrade_points import BACK, FORWARD, OLD_WAITS_LESS, WAYS, Upgrading
+from tests.evidence import Evidence
 from tests.lab.engine import PrivateEngine
 from tests.lab.images import write_runner
 from tests.lab.shim_files import variant
@@ -41,20 +43,28 @@ def upgrading(
         site.close()
 
 
+@attrs.define
+class Tally:
+    """What was tried in the module."""
+
+    upgrade_kill_points: int = 0
+    census_violations: int = 0
+
+
 @pytest.fixture(scope="module")
-def killed(full_counts: bool) -> Iterator[dict[str, int]]:
-    counts: dict[str, int] = {}
-    yield counts
-    evidence.write("upgrades", full=full_counts, kill_points=sum(counts.values()), by_way=counts)
+def tally(evidence: Evidence) -> Iterator[Tally]:
+    tally = Tally()
+    yield tally
+    evidence.write("upgrades", **attrs.asdict(tally))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_kill_at_any_call_of_a_replacement_costs_no_task_and_no_file(
-    upgrading: Upgrading, way: str, full_counts: bool, killed: dict[str, int]
+    upgrading: Upgrading, way: str, evidence: Evidence, tally: Tally
 ) -> None:
     """What only a real ``execve`` between real files can tell."""
-    points = upgrading.points(way)
-    chosen = choose(points, None if full_counts else SAMPLE[way])
+    chosen = choose(upgrading.points(way), SAMPLE[way], evidence)
     problems = [problem for point in chosen for problem in upgrading.kill(point)]
-    killed[way] = len(chosen)
+    tally.upgrade_kill_points += len(chosen)
+    tally.census_violations += len(problems)
     assert problems == []

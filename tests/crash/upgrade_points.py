@@ -145,11 +145,3 @@ class Upgrading:
         finally:
             process.terminate()
             process.communicate(timeout=60)
-
-
-def choose(points: list[UpgradePoint], how_many: int | None) -> list[UpgradePoint]:
-    """All, or so many spread evenly."""
-    if how_many is None or how_many >= len(points):
-        return points
-    step = len(points) / how_many
-    return [points[int(number * step)] for number in range(how_many)]
