@@ -29,6 +29,12 @@ class Incomplete(Exception):
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("kill_points", "kill_points", "instants at which a shim was killed", "crash"),
     ("kill_points", "refusals", "system calls refused (no space, I/O error)", "crash"),
+    (
+        "upgrades",
+        "upgrade_kill_points",
+        "instants of a replacement at which one was killed",
+        "crash",
+    ),
     ("power_cuts", "power_cuts", "power cuts at an acknowledgement", "crash"),
     ("soak", "soak_seconds", "seconds of churn under kills at random instants", "crash"),
     ("soak", "soak_kills", "kills in it", "crash"),
