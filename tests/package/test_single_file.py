@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -136,6 +137,31 @@ def test_it_leaves_no_temporary_file(shim: Path, tmp_path: Path) -> None:
     answer = call(shim, "--shim-home", home, "--shim-http-port", "1", env=nowhere)
     assert answer.returncode == 1
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("python", FOUND, ids=str)
+def test_what_is_for_people_works_from_the_file_with_nothing_installed(
+    shim: Path, python: Path, tmp_path: Path
+) -> None:
+    path = folder_with(tmp_path, python3=python)
+    home = tmp_path / "home"
+    home.mkdir()
+    nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock", "COLUMNS": "80"}
+    flags = ("--shim-home", home, "--shim-http-port", "1")
+
+    def answer(*words: str) -> subprocess.CompletedProcess[str]:
+        return call(shim, *words, *flags, path=path, env=nowhere)
+
+    assert json.loads(answer("ps", "--json").stdout)["tasks"] == []
+    assert answer("ps").stdout.split()[:3] == ["TASK", "NAME", "STATUS"]
+    assert answer("show", "t1").returncode == 4
+    assert answer("status").returncode == 3
+    assert answer("doctor").returncode == 2
+    assert "usage: dstack-shim logs" in answer("logs", "--help").stdout
+    assert "_dstack_shim" in answer("completion", "bash").stdout
+    (home / "shim.log").write_text("2026-01-02T03:04:05.678Z INFO task.ended task=t1\n")
+    assert "task.ended" in answer("events", "t1").stdout
+    assert [found.name for found in home.iterdir()] == ["shim.log"]
 
 
 class TestVersionFailsWhereTheDaemonCouldNotStart:

@@ -13,10 +13,10 @@ from dstack_shim.commands import FAILED, UNKNOWN_TASK
 from dstack_shim.console.options import lines_wanted
 from dstack_shim.console.ps import tell_problems
 from dstack_shim.console.screen import as_json, note, screen
-from dstack_shim.console.sources import ENGINE_LIMITS, Sources, look
+from dstack_shim.console.sources import Sources, look
 from dstack_shim.console.text import shown_output
 from dstack_shim.console.view import NoSuchTask, TaskView, find, tasks_of
-from dstack_shim.engine.output import STDERR, Piece, read_output
+from dstack_shim.engine.output import ENGINE_LIMITS, STDERR, Piece, read_output
 from dstack_shim.errors import ContainerNotFound, EngineError, UsageError
 from dstack_shim.settings import Invocation
 

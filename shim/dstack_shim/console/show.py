@@ -12,11 +12,12 @@ from dstack_shim_contracts.api import TaskConfig
 from dstack_shim.commands import UNKNOWN_TASK
 from dstack_shim.console.ps import STYLES, task_document, tell_problems
 from dstack_shim.console.screen import Cell, as_json, note, percent, screen, size
-from dstack_shim.console.sources import ENGINE_LIMITS, Sources, look
+from dstack_shim.console.sources import Sources, look
 from dstack_shim.console.times import rfc3339, told
 from dstack_shim.console.view import NoSuchTask, TaskView, find, tasks_of
 from dstack_shim.engine.docker import DockerEngine
-from dstack_shim.engine.protocol import ContainerDetails, Engine
+from dstack_shim.engine.output import ENGINE_LIMITS
+from dstack_shim.engine.protocol import ContainerDetails
 from dstack_shim.errors import EngineError
 from dstack_shim.settings import Invocation
 
@@ -25,11 +26,14 @@ Fact = tuple[str, Cell]
 
 def run(invocation: Invocation) -> int:
     """Tell about one task."""
-    sources, details, task = asyncio.run(_ask(invocation))
-    if isinstance(task, NoSuchTask):
+    sources = asyncio.run(look(invocation.settings))
+    try:
+        task = find(tasks_of(sources), invocation.arguments[0])
+    except NoSuchTask as error:
         tell_problems(sources)
-        note(str(task))
+        note(str(error))
         return UNKNOWN_TASK
+    details = None if task.container is None else asyncio.run(_details(task.container.id))
     if invocation.json:
         print(as_json(document(task, details, sources)))  # noqa: T201 - the answer
         return 0
@@ -38,28 +42,14 @@ def run(invocation: Invocation) -> int:
     return 0
 
 
-async def _ask(
-    invocation: Invocation,
-) -> tuple[Sources, ContainerDetails | None, TaskView | NoSuchTask]:
-    engine = DockerEngine(limits=ENGINE_LIMITS, workers=2)
+async def _details(container_id: str) -> ContainerDetails | None:
+    engine = DockerEngine(limits=ENGINE_LIMITS, workers=1)
     try:
-        sources = await look(invocation.settings, engine)
-        try:
-            task = find(tasks_of(sources), invocation.arguments[0])
-        except NoSuchTask as error:
-            return sources, None, error
-        return sources, await _details(engine, task), task
-    finally:
-        await engine.close()
-
-
-async def _details(engine: Engine, task: TaskView) -> ContainerDetails | None:
-    if task.container is None:
-        return None
-    try:
-        return await engine.inspect(task.container.id)
+        return await engine.inspect(container_id)
     except EngineError:
         return None  # gone, or the engine with it: the list's word is what is left
+    finally:
+        await engine.close()
 
 
 def facts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,8 +19,7 @@ from dstack_shim_contracts.client import ShimClient
 from dstack_shim_contracts.errors import ClientError, ShimResponseError, ShimUnreachable
 from dstack_shim_contracts.statuses import TaskStatus
 
-from dstack_shim.engine.connection import Limits
-from dstack_shim.engine.docker import DockerEngine
+from dstack_shim.engine.glance import Glance, local_socket
 from dstack_shim.engine.protocol import Container, Engine, EngineInfo
 from dstack_shim.errors import EngineError, ShimError, StartupError, StoreError
 from dstack_shim.home import check_home, holder
@@ -30,8 +30,11 @@ from dstack_shim.store import Store
 
 SHIM_PATIENCE = 2.0
 """Seconds the shim gets for each answer."""
-ENGINE_LIMITS = Limits(connect=1.0, greeting=2.0, ask=3.0)
-"""A person waits: sooner given up than by the daemon."""
+ENGINE_PATIENCE = 3.0
+"""Seconds the engine gets for each answer."""
+
+FromEngine = tuple["tuple[Container, ...] | None", "EngineInfo | None", str]
+"""Its containers, who it is, and why there is neither."""
 
 _MOST_PULLS = 20  # asked for one by one
 
@@ -72,7 +75,7 @@ class Sources:
 async def look(settings: Settings, engine: Engine | None = None, *, deep: bool = False) -> Sources:
     """Ask everybody. ``deep`` asks for what only ``status`` tells, too.
 
-    ``engine`` None: the one the environment points to. Raises ``ShimError`` if the home or its
+    ``engine`` None: the one the environment points to, asked in the quickest way. Raises ``ShimError`` if the home or its
     records cannot be read: then there is nothing to tell.
     """
     try:
@@ -80,16 +83,11 @@ async def look(settings: Settings, engine: Engine | None = None, *, deep: bool =
     except StartupError as error:
         raise ShimError(f"{error}; --shim-home says which") from error
     port = settings.shim_http_port
-    own = engine or DockerEngine(limits=ENGINE_LIMITS, workers=2)
-    try:
-        shim, (containers, info, engine_problem), found = await asyncio.gather(
-            asyncio.to_thread(_ask_shim, port, deep),
-            _ask_engine(own, deep),
-            asyncio.to_thread(_read, home),
-        )
-    finally:
-        if engine is None:
-            await own.close()
+    shim, (containers, info, engine_problem), found = await asyncio.gather(
+        asyncio.to_thread(_ask_shim, port, deep),
+        _ask_engine(engine, deep) if engine else _glance(deep),
+        asyncio.to_thread(_read, home),
+    )
     says, shim_problem = shim
     pid, lock_problem = _lock(home)
     if says is not None and says.healthcheck.implementation is not None and not pid:
@@ -134,9 +132,29 @@ def _health(client: ShimClient) -> InstanceHealth | None:
         return None
 
 
-async def _ask_engine(
-    engine: Engine, deep: bool
-) -> tuple[tuple[Container, ...] | None, EngineInfo | None, str]:
+async def _glance(deep: bool) -> FromEngine:
+    path = local_socket(os.environ)
+    if path is None:
+        from dstack_shim.engine.docker import DockerEngine  # noqa: PLC0415 - slow to load
+
+        engine = DockerEngine()
+        try:
+            return await _ask_engine(engine, deep)
+        finally:
+            await engine.close()
+
+    def ask() -> FromEngine:
+        glance = Glance(path, ENGINE_PATIENCE)
+        try:
+            info = glance.ping() if deep else None
+            return glance.list_task_containers(), info, ""
+        except EngineError as error:
+            return None, None, str(error)
+
+    return await asyncio.to_thread(ask)
+
+
+async def _ask_engine(engine: Engine, deep: bool) -> FromEngine:
     try:
         info = await engine.ping() if deep else None
         return await engine.list_task_containers(), info, ""

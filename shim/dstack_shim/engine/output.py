@@ -13,6 +13,9 @@ import attrs
 from dstack_shim.engine.connection import Connection, Limits, Refusal
 from dstack_shim.errors import ContainerNotFound
 
+ENGINE_LIMITS = Limits(connect=1.0, greeting=2.0, ask=3.0)
+"""A person waits: sooner given up than by the daemon."""
+
 STDERR = 2
 """Which of the two streams a frame is of, in the engine's numbers."""
 
