@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 from dstack_shim_contracts.api import TaskConfig
-from dstack_shim_contracts.record import TaskRecord, read_record, write_record
+from dstack_shim_contracts.record import (
+    MAX_RECORD_BYTES,
+    TaskRecord,
+    read_record,
+    write_record,
+)
 
 from dstack_shim.errors import StoreError
 from dstack_shim.log import event_log
@@ -185,6 +192,62 @@ def test_a_disk_that_refuses_to_read_is_not_taken_for_damage(
 
     monkeypatch.setattr(os, "open", refuse)
     assert store.scan()[0].kind is RecordKind.UNREADABLE
+
+
+def test_a_record_that_cannot_be_opened_is_not_taken_for_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create(DIR, RECORD)
+    real = os.open
+
+    def refuse(path: str, *args: Any, **kwargs: Any) -> int:
+        if path == "task.json":
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        (found,) = store.scan()
+    assert (found.kind, found.problem) == (
+        RecordKind.UNREADABLE,
+        "[Errno 13] Permission denied",
+    )
+    assert store.scan()[0].record == RECORD
+
+
+def test_a_directory_full_of_damage_is_an_error_and_keeps_it_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create(DIR, RECORD)
+    monkeypatch.setattr(os, "stat", lambda *args, **kwargs: None)  # every name is taken
+    with pytest.raises(StoreError, match="10,000 damaged records"):
+        store.set_aside(DIR)
+    monkeypatch.undo()
+    assert store.scan()[0].record == RECORD
+
+
+def test_what_cannot_be_deleted_is_told_and_left_for_the_next_start(
+    store: Store, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create(DIR, RECORD)
+
+    def refuse(path: Path) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        store.forget(DIR)
+    assert store.scan() == ()
+    assert any(name.startswith(f".trash-{DIR}-") for name in files(home))
+    Store(home, event_log()).open()
+    assert files(home) == []
+
+
+def test_a_record_too_large_to_be_read_back_is_not_written(store: Store) -> None:
+    store.create(DIR, RECORD)
+    with pytest.raises(StoreError, match=r"cannot write .*task.json: .*bytes"):
+        store.write(DIR, attrs.evolve(RECORD, termination_message="x" * MAX_RECORD_BYTES))
+    assert store.scan()[0].record == RECORD
 
 
 class Refusing:

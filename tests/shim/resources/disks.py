@@ -44,6 +44,7 @@ class Disks:
         self.mounted: list[tuple[str, str]] = []  # device, point
         self.faults: dict[str, Finished | BaseException] = {}
         self.before: dict[str, Callable[[], Any]] = {}
+        self.unreadable = ""  # what speaks against formatting any of them
         self.asked: list[tuple[str, ...]] = []
         self.clock = Clock()
         self.log = Log()
@@ -112,7 +113,9 @@ class Disks:
 
     async def blocking(self, call: Callable[..., Any], /, *args: object) -> Any:
         await asyncio.sleep(0)
-        if call is devices.why_not_ready or call is filesystem.why_not_blank:
+        if call is filesystem.why_not_blank:
+            return self.unreadable
+        if call is devices.why_not_ready:
             return ""
         if call is devices.device_number:
             return (8, sorted(self.disks).index(str(args[0])))

@@ -176,6 +176,17 @@ def test_a_home_that_is_a_symlink_is_the_administrators_choice(home: Path, tmp_p
     assert content(home / ".ssh" / "authorized_keys") == ONE.line + b"\n"
 
 
+def test_a_home_that_cannot_be_opened_is_an_error_with_the_reason(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ResourceError, match="authorized_keys: Input/output error"):
+        read(me(home))
+
+
 def test_a_home_that_is_missing_is_not_made(tmp_path: Path) -> None:
     account = me(tmp_path / "nobody")
     with pytest.raises(ResourceError, match=r"nobody: the home of ubuntu does not exist"):

@@ -54,6 +54,23 @@ async def test_a_mount_of_a_volume_that_is_not_the_tasks_own_is_refused(host: Di
     assert host.asked == []
 
 
+async def test_a_mount_of_the_tasks_own_volume_is_fine(host: Disks) -> None:
+    task = wish("t1", volumes=[volume("data")])
+    own = attrs.evolve(task.config, volume_mounts=(VolumeMount("data", "/x"),) * 2)
+    await host.adapter().acquire(attrs.evolve(task, config=own), others())
+    assert host.at("data") == ["sda"]
+
+
+async def test_a_disk_that_looks_blank_and_cannot_be_read_is_an_error_naming_the_volume(
+    host: Disks,
+) -> None:
+    host.unreadable = "is in use"
+    task = wish("t1", volumes=[volume("data", "sdb")])
+    with pytest.raises(ResourceError, match=r"^volume data: .*sdb looks blank but is in use"):
+        await host.adapter().acquire(task, others())
+    assert "mkfs.ext4" not in host.programs()
+
+
 async def test_a_blank_disk_is_formatted_once_confirmed(host: Disks) -> None:
     adapter, task = host.adapter(), wish("t1", volumes=[volume("data", "sdb")])
     await adapter.acquire(task, others())
