@@ -13,29 +13,39 @@ HOST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where a host's shim finds its tools; a developer's may be slow wrappers."""
 
 
+REAL_TIME = ("chrt", "--rr", "10")
+"""Before a command: whatever else runs on the machine does not take its turn (util-linux)."""
+
+
 @attrs.frozen
 class Candidate:
-    """One executable, and what it says of itself."""
+    """One executable, what it says of itself, and what its command begins with."""
 
     name: str
     path: Path
     version: str
     size: int
+    prefix: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What starts it."""
+        return (*self.prefix, str(self.path))
 
 
-def candidate(name: str, path: Path) -> Candidate:
+def candidate(name: str, path: Path, prefix: tuple[str, ...] = ()) -> Candidate:
     """The executable at ``path``.
 
     Raises ``OSError`` and ``CalledProcessError`` for what does not tell its version.
     """
-    told = ask_version(path)
-    return Candidate(name, path, told.rpartition(" ")[2], path.stat().st_size)
+    version = ask_version((str(path),)).rpartition(" ")[2]
+    return Candidate(name, path, version, path.stat().st_size, prefix)
 
 
-def ask_version(path: Path) -> str:
+def ask_version(command: tuple[str, ...]) -> str:
     """What it answers to ``--version``."""
     return subprocess.run(
-        [str(path), "--version"],
+        [*command, "--version"],
         check=True,
         capture_output=True,
         text=True,

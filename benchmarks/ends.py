@@ -56,7 +56,9 @@ def _end(stand: Stand, shim: ShimProcess, name: str) -> float:
     container = shim.client.task(name).container_id
     mounts = stand.client.inspect_container(container)["Mounts"]
     (folder,) = (mount["Source"] for mount in mounts if mount["Destination"] == "/tmp/runner")  # noqa: S108 - in the container
-    Path(folder, "end").touch()
+    pipe = Path(folder, "end")
+    eventually(pipe.is_fifo, within=30, saying="the job waits for its end")
+    pipe.write_text("now\n", encoding="ascii")
     seen = _reached(shim, name, TaskStatus.TERMINATED)
     finished = stand.client.inspect_container(container)["State"]["FinishedAt"]
     shim.client.remove(name)

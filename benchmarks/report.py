@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import attrs
 
@@ -49,12 +48,12 @@ def number(value: float | None, row: Row) -> str:
     return f"{value:,.{row.digits}f} {row.unit}".replace("-", "−").strip()
 
 
-def markdown(samples: Samples, about: Mapping[str, Any]) -> str:
-    """The whole page."""
-    return "\n".join([*_head(about), *_sections(samples)]) + "\n"
+def markdown(samples: Samples, facts: Mapping[str, str]) -> str:
+    """The whole page; ``facts`` name the machine and who was measured."""
+    return "\n".join([*_head(facts), *_sections(samples)])
 
 
-def _head(about: Mapping[str, Any]) -> Iterator[str]:
+def _head(facts: Mapping[str, str]) -> Iterator[str]:
     yield "# Benchmarks\n"
     yield (
         "Written by `./dev bench`; `./dev bench -- --peer FILE` measures another shim beside this "
@@ -62,8 +61,7 @@ def _head(about: Mapping[str, Any]) -> Iterator[str]:
         "times ours the other's number is.\n"
     )
     yield "![The main numbers as bars](benchmarks.svg)\n"
-    for words in about.get("facts", ()):
-        yield f"- {words}"
+    yield from (f"- {name}: {words}" for name, words in facts.items())
     yield ""
 
 

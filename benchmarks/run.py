@@ -24,7 +24,7 @@ import attrs
 from benchmarks import picture, report
 from benchmarks.absence import absence
 from benchmarks.calls import calls
-from benchmarks.candidates import OURS, PEER, Candidate, candidate
+from benchmarks.candidates import OURS, PEER, REAL_TIME, Candidate, candidate
 from benchmarks.ends import ends, ends_after_restart, submits
 from benchmarks.idle import idle, memory
 from benchmarks.samples import Samples, load, read
@@ -71,21 +71,24 @@ Part = Callable[[], None]
 def main(arguments: list[str]) -> int:
     """Measure what was asked for and write what is known."""
     options = _parse(arguments)
-    candidates = [candidate(OURS, options.shim)]
+    prefix = REAL_TIME if options.real_time else ()
+    candidates = [candidate(OURS, options.shim, prefix)]
     if options.peer:
-        candidates.append(candidate(PEER, options.peer))
+        candidates.append(candidate(PEER, options.peer, prefix))
     samples = Samples()
+    everything = samples
     stand = Stand()
     try:
-        chosen = _parts(stand, candidates, samples, _counts(options))
-        for name, part in chosen.items():
+        facts = _facts(candidates, stand.client.version()["Version"], options)
+        for name, part in _parts(stand, candidates, samples, _counts(options)).items():
             if not options.only or name in options.only:
                 print(f"measuring {name}", flush=True)
                 part()
+                everything = _keep(samples, facts, options)
     finally:
-        engine = stand.client.version()["Version"]
         stand.close()
-    _keep(samples, candidates, engine, options.output)
+    for line in report.lines(everything):
+        print(line)
     return 0
 
 
@@ -93,8 +96,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench --", description=__doc__)
     parser.add_argument("--shim", type=Path, default=ROOT / "dist" / "dstack-shim")
     parser.add_argument("--peer", type=Path, help="another shim, measured in turns with ours")
+    parser.add_argument("--peer-name", default="another shim", help="what to call it")
     parser.add_argument("--quick", action="store_true", help="little of everything, for a look")
     parser.add_argument("--replacements", type=int, help="how many (200)")
+    parser.add_argument(
+        "--real-time",
+        action="store_true",
+        help="let nothing else on a busy machine take a shim's turn (its engine's, it may)",
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
     parser.add_argument("--output", type=Path, help="a folder for the report instead of docs/")
     return parser.parse_args(arguments)
@@ -168,33 +177,32 @@ def _parts(
     return dict(zip(PARTS, parts, strict=True))
 
 
-def _keep(samples: Samples, candidates: list[Candidate], engine: str, output: Path | None) -> None:
-    kept = load(KEPT) if output is None else {}
+def _facts(
+    candidates: list[Candidate], engine: str, options: argparse.Namespace
+) -> dict[str, str]:
+    names = {OURS: "this shim", PEER: options.peer_name}
+    facts = {each.name: f"{names[each.name]} {each.version}" for each in candidates}
+    machine = f"{os.cpu_count()} processors, Linux {platform.release()}, Docker Engine {engine}"
+    if options.real_time:
+        machine += "; the machine was busy, the shims had their turns in real time"
+    return {"machine": machine, **facts}
+
+
+def _keep(samples: Samples, facts: dict[str, str], options: argparse.Namespace) -> Samples:
+    """Put what is known by now together with earlier runs, and write it; a look is not kept."""
+    folder = options.output
+    kept = load(KEPT) if folder is None else {}
     everything = read(kept.get("samples", {}))
     everything.replace(samples)
-    versions = kept.get("versions", {}) | {each.name: each.version for each in candidates}
-    facts = [
-        f"{os.cpu_count()} processors, Linux {platform.release()}, Docker Engine {engine}",
-        *(f"{name}: {version}" for name, version in versions.items()),
-    ]
-    about = {"facts": facts, "versions": versions}
-    page, drawing = (
-        (output / "benchmarks.md", output / "benchmarks.svg")
-        if output
-        else (
-            PAGE,
-            PICTURE,
-        )
-    )
-    page.write_text(report.markdown(everything, about), encoding="utf-8")
-    peer = f"other ({versions[PEER]})" if PEER in versions else ""
-    drawing.write_text(picture.draw(everything, peer), encoding="utf-8")
-    if output is None:
+    facts = {**kept.get("facts", {}), **facts}
+    page, drawing = (folder / PAGE.name, folder / PICTURE.name) if folder else (PAGE, PICTURE)
+    page.write_text(report.markdown(everything, facts), encoding="utf-8")
+    drawing.write_text(picture.draw(everything, facts.get(PEER, "")), encoding="utf-8")
+    if folder is None:
         KEPT.parent.mkdir(parents=True, exist_ok=True)
-        document = {**about, "samples": everything.document()}
+        document = {"facts": facts, "samples": everything.document()}
         KEPT.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    for line in report.lines(everything):
-        print(line)
+    return everything
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from tests.lab.proxy import CountingProxy
 from tests.lab.shim import ShimProcess
 
 RUNNER = Path("/usr/local/bin/dstack-runner")
-ENDS_ON_DEMAND = "while [ ! -e /tmp/runner/end ]; do sleep 0.01; done"
+ENDS_ON_DEMAND = "mkfifo /tmp/runner/end; read line < /tmp/runner/end"
+"""Ends when somebody writes to its pipe, and costs nothing until then."""
 
 
 class Stand:
@@ -85,13 +86,13 @@ class Stand:
         python: Path | None = None,
     ) -> ShimProcess:
         """One that is not started; ``python`` runs the file instead of what its header finds."""
-        words = [str(python)] if python else []
+        words = [*candidate.prefix, *([str(python)] if python else []), str(candidate.path)]
         environ = {
             "DOCKER_HOST": address or self.engine.address,
             "HOME": str(home),
             "PATH": HOST_PATH,
         }
-        return ShimProcess(home, environ, *flags, command=[*words, str(candidate.path)])
+        return ShimProcess(home, environ, *flags, command=words)
 
     @contextmanager
     def proxy(self) -> Iterator[CountingProxy]:

@@ -26,7 +26,7 @@ def versions(candidates: Sequence[Candidate], samples: Samples, *, rounds: int) 
     for _ in range(rounds):
         for candidate in candidates:
             began = time.perf_counter()
-            ask_version(candidate.path)
+            ask_version(candidate.command)
             samples.add("version", candidate.name, [time.perf_counter() - began])
 
 

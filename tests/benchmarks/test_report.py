@@ -108,8 +108,8 @@ def test_the_page_has_every_row_that_was_measured_and_no_other() -> None:
     samples = Samples()
     samples.add("version", OURS, [0.02, 0.03, 0.09])
     samples.add("version", PEER, [0.06])
-    page = report.markdown(samples, {"facts": ["2 processors"]})
-    assert "- 2 processors" in page
+    page = report.markdown(samples, {"machine": "2 processors"})
+    assert "- machine: 2 processors" in page
     assert "| `--version` | 0.030 s | 0.060 s | 2.0 | ≤ 0.050 s | 3 |" in page
     assert "## It goes and comes back" in page
     assert "## A job ends" not in page
@@ -173,6 +173,7 @@ def test_a_candidate_says_its_version_and_size(tmp_path: Path) -> None:
     file = tmp_path / "shim"
     file.write_text("#!/bin/sh\necho dstack-shim version 0.1.2\n")
     file.chmod(0o755)
-    assert ask_version(file) == "dstack-shim version 0.1.2"
-    found = candidate(PEER, file)
+    assert ask_version((str(file),)) == "dstack-shim version 0.1.2"
+    found = candidate(PEER, file, ("chrt", "--rr", "10"))
     assert (found.version, found.size) == ("0.1.2", file.stat().st_size)
+    assert found.command == ("chrt", "--rr", "10", str(file))
