@@ -89,7 +89,7 @@ class Examination:
 
 async def examine(settings: Settings, engine: Engine) -> Examination:
     """Look at the home, the engine and the host as a daemon with ``settings`` would."""
-    notes = _Notes()
+    notes = Notes()
     try:
         home = check_home(settings.home())
         runs = holder(home)
@@ -181,7 +181,7 @@ def _kept(plan: Plan, seen: Survey, boot: Boot) -> tuple[KeptTask, ...]:
     )
 
 
-class _Notes(EventLog):
+class Notes(EventLog):
     """Takes down as findings what a daemon that looks would log as a warning or an error."""
 
     def __init__(self) -> None:

@@ -182,6 +182,20 @@ def test_without_an_engine(shim: ShimProcess, console: Console, images: Images) 
             shim.kill()
 
 
+def test_a_shim_of_another_home_is_not_taken_for_this_one(
+    shim: ShimProcess, console: Console, images: Images, tmp_path: Path
+) -> None:
+    shim.submit("runs", images.job(RUNS_ON))
+    shim.wait_for("runs", RUNNING)
+    (tmp_path / "other").mkdir()
+    code, out, err = console.call("ps", f"--shim-home={tmp_path}/other")
+    assert code == 0
+    assert len(out.splitlines()) == 1
+    assert f"the shim on port {shim.port} is one of another home than {tmp_path}/other" in err
+    assert "1 more found that are no task of this shim" in err
+    assert console.call("status", f"--shim-home={tmp_path}/other")[0] == 3
+
+
 EVIL = r"printf 'a\033]0;owned\007b\033[2J\r\nc\302\233d\342\200\256e\n\033[31mred\033[0m\n'"
 
 

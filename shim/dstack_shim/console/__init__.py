@@ -8,12 +8,14 @@ messages) is shown as text and never reaches a terminal raw, see :mod:`dstack_sh
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
 
 from dstack_shim.errors import ShimError
+from dstack_shim.log import LOGGER_NAME
 from dstack_shim.settings import Invocation
 
 INTERRUPTED, NOBODY_READS = 130, 141
@@ -26,6 +28,8 @@ def run(invocation: Invocation) -> int:
     Raises ``ShimError`` for what is to be said in one line and exit code 1.
     """
     assert invocation.command is not None
+    # What the daemon would log is not for this screen, and not fit for it.
+    logging.getLogger(LOGGER_NAME).addHandler(logging.NullHandler())
     try:
         code = _of(invocation.command.name)(invocation)
         sys.stdout.flush()

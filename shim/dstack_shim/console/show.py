@@ -73,7 +73,7 @@ def facts(
     yield "released", Cell("yes" if task.record.cleaned_up else "no")
     if task.dir is not None:
         yield "directory", Cell(str(sources.home / "runners" / task.dir))
-    yield "record of", Cell(task.record.written_by or "another shim, or none")
+    yield "written by", Cell(task.record.written_by or "another shim, or none")
 
 
 def _of_config(config: TaskConfig) -> Iterator[Fact]:

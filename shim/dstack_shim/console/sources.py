@@ -90,7 +90,8 @@ async def look(settings: Settings, engine: Engine | None = None, *, deep: bool =
     )
     says, shim_problem = shim
     pid, lock_problem = _lock(home)
-    if says is not None and says.healthcheck.implementation is not None and not pid:
+    is_ours = says is not None and says.healthcheck.implementation is not None
+    if is_ours and not pid and not lock_problem:
         says = None
         shim_problem = f"the shim on port {port} is one of another home than {home}"
     elif says is None and pid:

@@ -162,22 +162,22 @@ def test_show_tells_everything_of_one_task(home: Home, capsys: Output, word: str
     assert home.call("show", word) == 0
     out = capsys.readouterr().out
     assert out.splitlines() == [
-        "task       t1-n",
-        "name       t1-name",
-        "status     running",
-        "since      2023-11-14T21:13:20Z (1h ago)",
-        "image      image:1",
-        "user       root",
-        "network    host",
-        "limits     1.5 CPUs, 4.3 GB memory",
-        "volume     vol at /data",
-        "mount      /mnt/here at /there",
-        "host keys  1 of ubuntu",
-        "GPUs       GPU-1, GPU-2",
-        "container  not known: the engine does not answer",
-        "released   no",
-        f"directory  {directory}",
-        "record of  somebody 1",
+        "task        t1-n",
+        "name        t1-name",
+        "status      running",
+        "since       2023-11-14T21:13:20Z (1h ago)",
+        "image       image:1",
+        "user        root",
+        "network     host",
+        "limits      1.5 CPUs, 4.3 GB memory",
+        "volume      vol at /data",
+        "mount       /mnt/here at /there",
+        "host keys   1 of ubuntu",
+        "GPUs        GPU-1, GPU-2",
+        "container   not known: the engine does not answer",
+        "released    no",
+        f"directory   {directory}",
+        "written by  somebody 1",
     ]
     assert home.call("show", word, "--json") == 0
     both = out + capsys.readouterr().out

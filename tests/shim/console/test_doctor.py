@@ -27,11 +27,13 @@ from dstack_shim.console.doctor.checks import checks
 from dstack_shim.console.doctor.facts import Disk, Facts, gather
 from dstack_shim.console.doctor.findings import Check, Cure
 from dstack_shim.console.sources import ShimSays
+from dstack_shim.console.text import shown
 from dstack_shim.doctor import Level
 from dstack_shim.engine.protocol import EngineInfo
 from dstack_shim.errors import EngineUnreachable
 from dstack_shim.home import lock_home
-from dstack_shim.log import event_log
+from dstack_shim.host.gpus import GpuInventory
+from dstack_shim.log import EventLog, event_log
 from dstack_shim.resources.ssh_keys import parse_key
 from dstack_shim.settings import Settings
 from dstack_shim.upgrade_state import UpgradeFile
@@ -507,3 +509,37 @@ def test_the_bundle_holds_what_helps_and_no_secret(host: Host, call: Run, tmp_pa
 )
 def test_a_line_of_the_log_for_the_bundle(line: str, kept: str | None) -> None:
     assert log_line(line) == kept
+
+
+def test_a_tool_that_fails_is_told_with_what_to_do(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(_run: object, log: EventLog) -> GpuInventory:
+        log.warning("gpus.not_detected", vendor="nvidia", error="it hangs")
+        return GpuInventory()
+
+    monkeypatch.setattr(facts_module, "detect_gpus", fails)
+    check = wrong(checks(serving(look(host))))["gpus.not_detected"]
+    assert "it hangs" in check.words
+    assert "by hand" in check.todo
+
+
+def test_keys_are_looked_for_where_users_of_this_host_may_have_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for user in ("alice", "bob"):
+        (tmp_path / user / ".ssh").mkdir(parents=True)
+    (tmp_path / "alice" / ".ssh" / "authorized_keys").touch()
+    passwd = tmp_path / "passwd"
+    lines = [f"{user}:x:1:1::{tmp_path}/{user}:/bin/sh" for user in ("alice", "bob", "carol")]
+    passwd.write_text("\n".join([*lines, "", "odd", ":::", "+@netgroup"]))
+    monkeypatch.setattr(facts_module, "PASSWD", passwd)
+    assert list(facts_module._with_keys()) == ["alice"]
+
+
+def test_what_a_name_holds_reaches_no_terminal(host: Host, call: Run) -> None:
+    (host.home / "runners" / "a\x1b[2J\u202e").mkdir()
+    out = call()[1]
+    assert r"directory a\x1b[2J\u202e" in out
+    assert all(shown(line) == line for line in out.splitlines())
+    assert call("--json")[1].isascii()

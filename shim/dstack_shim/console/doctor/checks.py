@@ -40,7 +40,7 @@ def checks(facts: Facts) -> tuple[Check, ...]:
         *of_keys(facts),
         *_of_disks(facts),
         *_of_files(facts),
-        *(warning("host", text, "mend what the words name") for text in facts.problems),
+        *map(of_examination, facts.notes),
     ]
     return tuple(sorted(found, key=lambda check: -check.level))
 

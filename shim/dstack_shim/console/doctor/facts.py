@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +14,7 @@ from dstack_shim_contracts.record import TaskRecord
 from dstack_shim_contracts.upgrade import UpgradeState
 
 from dstack_shim.console.sources import Sources, look
-from dstack_shim.doctor import Examination, examine
+from dstack_shim.doctor import Examination, Finding, Notes, examine
 from dstack_shim.engine.protocol import Engine
 from dstack_shim.errors import ResourceError, ShimError
 from dstack_shim.host.commands import run as run_command
@@ -26,8 +25,8 @@ from dstack_shim.resources.volumes import Volumes
 from dstack_shim.settings import Settings
 from dstack_shim.upgrade_state import UpgradeFile
 
-MOST_USERS = 2000
-"""Of a directory service with more than that, only those that tasks name are looked at."""
+PASSWD = Path("/etc/passwd")
+"""Users of this host itself: those of a directory service may be many, their homes elsewhere."""
 
 T = TypeVar("T")
 
@@ -62,7 +61,8 @@ class Facts:
     gpus: tuple[str, ...] = ()
     is_port_taken: bool = False
     log_size: int = 0
-    problems: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
+    """What a daemon that looks would have logged as trouble."""
 
     @property
     def holders(self) -> tuple[TaskRecord, ...]:
@@ -85,7 +85,7 @@ async def gather(settings: Settings, engine: Engine) -> Facts:
         sources = await look(settings, engine, deep=True)
     except ShimError:
         return Facts(settings, seen)
-    notes: list[str] = []
+    notes = Notes()
     home = sources.home
     facts = Facts(
         settings,
@@ -96,17 +96,17 @@ async def gather(settings: Settings, engine: Engine) -> Facts:
         leftovers=_leftovers(home),
         runner=_runner_problem(Path(settings.runner_binary_path)),
         upgrade=UpgradeFile(home, event_log()).read(),
-        gpus=await _gpus(event_log()),
+        gpus=await _gpus(notes),
         is_port_taken=_is_taken(settings.shim_http_port),
         log_size=_size(home / "shim.log"),
     )
     try:
-        mounted = await Volumes(run_command, at_once, event_log()).census()
-        keys = await HostKeys(at_once, event_log()).census(_users(facts.holders))
+        mounted = await Volumes(run_command, at_once, notes).census()
+        keys = await HostKeys(at_once, notes).census(_users(facts.holders))
     except ResourceError as error:
-        notes.append(str(error))
-        return attrs.evolve(facts, problems=tuple(notes))
-    return attrs.evolve(facts, mounted=mounted, keys=keys)
+        notes.warning("host", error=error)
+        mounted, keys = {}, {}
+    return attrs.evolve(facts, mounted=mounted, keys=keys, notes=tuple(notes.findings))
 
 
 async def at_once(call: Callable[..., T], /, *args: object) -> T:
@@ -115,14 +115,16 @@ async def at_once(call: Callable[..., T], /, *args: object) -> T:
 
 
 def _users(holders: Iterable[TaskRecord]) -> list[str]:
+    """Whose keys are looked at: users that tasks name, and those of this host that have some."""
     named = {record.config.host_ssh_user for record in holders} - {""}
-    known = [entry.pw_name for entry in pwd.getpwall()[:MOST_USERS]]
-    return sorted(named | {user for user in known if _may_have_keys(user)})
+    return sorted(named | set(_with_keys()))
 
 
-def _may_have_keys(user: str) -> bool:
-    home = Path(pwd.getpwnam(user).pw_dir)
-    return os.path.lexists(home / ".ssh" / "authorized_keys")
+def _with_keys() -> Iterator[str]:
+    for line in PASSWD.read_text(encoding="utf-8", errors="replace").splitlines():
+        user, *_, home, _shell = [*line.split(":"), "", ""][:7]
+        if user and home and os.path.lexists(f"{home}/.ssh/authorized_keys"):
+            yield user
 
 
 def _disks(home: Path, engine_root: str) -> tuple[Disk, ...]:

@@ -79,6 +79,7 @@ _TODO = (
     ("upgrade", "see dstack-shim events; the old file serves on until another is installed"),
     ("container ", "it is left alone; if nobody needs it, docker rm -f it"),
     ("directory ", "it is left alone; if nobody needs it, remove it"),
+    ("gpus.not_detected", "run the vendor's tool by hand: until it answers, jobs get no GPU"),
     ("store.flush_failed", "the disk reports errors: see dmesg, move the home to a sound one"),
 )
 
