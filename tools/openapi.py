@@ -102,6 +102,13 @@ def paths() -> dict[str, Any]:
                 "responses": _responses(DONE, 404, 409, 500),
             },
         },
+        "/metrics": {
+            "get": {
+                "operationId": "get_metrics",
+                "summary": "Metrics of the shim itself, Prometheus text",
+                "responses": _responses({"description": "Metrics.", "content": TEXT}),
+            }
+        },
         "/metrics/tasks/{id}": {
             **task,
             "get": {

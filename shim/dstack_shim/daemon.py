@@ -58,6 +58,7 @@ from dstack_shim.host.gpus import GpuInventory, GpuVendor
 from dstack_shim.host.info import host_info, write_host_info
 from dstack_shim.instance import Instance, look_around
 from dstack_shim.log import EventLog, open_log, parse_level
+from dstack_shim.metrics import EventCounts, Meter
 from dstack_shim.obstacles import obstacles
 from dstack_shim.recipe import Recipe
 from dstack_shim.resources.gpus import GpuLocks
@@ -118,6 +119,7 @@ class Daemon:
     """One running shim. The API sees it as :class:`dstack_shim.api.app.Shim`."""
 
     tasks: Core
+    _meter: Meter
 
     def __init__(
         self,
@@ -153,6 +155,7 @@ class Daemon:
         self._started = self._clock.now()
         self._inventory = GpuInventory()
         self._telemetry = GpuTelemetry()
+        self._events = EventCounts.attached()
 
     async def run(self) -> None:
         """Start, serve until :meth:`shut_down` or a signal, stop."""
@@ -240,7 +243,9 @@ class Daemon:
             self._components.runner_version,
             store.runner_dir,
         )
-        return make_core(
+        gpus, host_keys = GpuLocks(instance.gpu_ids), HostKeys(blocking, self._log)
+        volumes = Volumes(run_command, blocking, self._log)
+        core = make_core(
             Parts(
                 home=self._home,
                 boot=instance.boot,
@@ -248,17 +253,17 @@ class Daemon:
                 records=store,
                 open_pull_log=store.open_pull_log,
                 recipe=recipe,
-                gpus=GpuLocks(instance.gpu_ids),
-                host_keys=HostKeys(blocking, self._log),
-                other_resources=(
-                    Volumes(run_command, blocking, self._log),
-                    InstanceMounts(blocking),
-                ),
+                gpus=gpus,
+                host_keys=host_keys,
+                other_resources=(volumes, InstanceMounts(blocking)),
                 blocking=blocking,
                 clock=self._clock,
                 log=self._log,
             )
         )
+        set_aside = partial(blocking, store.set_aside_before)
+        self._meter = Meter(core, gpus, volumes, host_keys, set_aside, self._events, self._log)
+        return core
 
     def healthcheck(self) -> HealthcheckResponse:
         """Who answers, and what it promises."""
@@ -286,6 +291,10 @@ class Daemon:
         Raises ``TaskNotFound``, ``MetricsError``.
         """
         return await self._telemetry.task_metrics(self.tasks.info(task_id).gpus_ids)
+
+    async def metrics(self) -> str:
+        """Prometheus text about the shim itself."""
+        return await self._meter.read(self.healthcheck(), self._started)
 
     def instance_info(self) -> InstanceInfo:
         """Which GPUs this instance has."""

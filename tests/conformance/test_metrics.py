@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,3 +160,17 @@ def test_unreadable_exporter_is_502(host: Shim, images: Images, folder: Path) ->
     eventually(
         lambda: host.get(f"/metrics/tasks/{task.id}").status_code == 502, within=5, every=0.1
     )
+
+
+@row("A62")
+def test_the_shim_tells_of_itself(shim: Shim, images: Images) -> None:
+    shim.run(images.idle)
+    answer = shim.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    tasks = dict(
+        re.findall(r'^dstack_shim_tasks\{status="(\w+)"\} (\d+)$', answer.text, re.MULTILINE)
+    )
+    assert tasks.pop("running") == "1"
+    assert set(tasks) == {"pending", "preparing", "pulling", "creating", "terminated"}
+    assert set(tasks.values()) == {"0"}

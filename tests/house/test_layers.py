@@ -27,7 +27,7 @@ OTHERS_SEEN = {  # the packages of ours that each may import
 }
 # From the ground up: a room imports only rooms before it.
 ORDER = (
-    *("errors", "build", "clock", "cancelling", "log", "records", "staged"),
+    *("errors", "build", "clock", "cancelling", "log", "timing", "records", "staged"),
     *("commands", "settings", "home", "host", "store", "resources", "engine", "tasks"),
     *("installed", "download", "components", "recipe", "instance", "wiring"),
     *(
@@ -40,7 +40,7 @@ ORDER = (
         "upgrade",
         "departure",
     ),
-    *("doctor", "check", "api", "daemon", "console", "cli", "__main__"),
+    *("metrics", "doctor", "check", "api", "daemon", "console", "cli", "__main__"),
 )
 # What only some rooms may know of the world outside.
 ONLY_IN = {

@@ -80,6 +80,9 @@ class Shim(Protocol):
     async def task_metrics(self, task_id: str) -> str:
         """Prometheus text of the task's GPUs."""
 
+    async def metrics(self) -> str:
+        """Prometheus text about the shim itself."""
+
     def instance_info(self) -> InstanceInfo:
         """Which GPUs this instance has."""
 
@@ -105,6 +108,7 @@ def make_app(shim: Shim) -> Starlette:
             _route("/api/tasks/{id}", GET=api.info),
             _route("/api/tasks/{id}/terminate", POST=api.terminate),
             _route("/api/tasks/{id}/remove", POST=api.remove),
+            _route("/metrics", GET=api.metrics),
             _route("/metrics/tasks/{id}", GET=api.task_metrics),
         ],
         exception_handlers={
@@ -154,6 +158,9 @@ class _Api:
     async def task_metrics(self, request: Request) -> Response:
         metrics = await self._shim.task_metrics(request.path_params["id"])
         return PlainTextResponse(metrics, media_type=_PROMETHEUS)
+
+    async def metrics(self, _: Request) -> Response:
+        return PlainTextResponse(await self._shim.metrics(), media_type=_PROMETHEUS)
 
     async def instance_info(self, _: Request) -> Response:
         return json_answer(self._shim.instance_info())

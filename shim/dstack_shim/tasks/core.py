@@ -23,6 +23,7 @@ from dstack_shim.tasks.start import Starter
 from dstack_shim.tasks.step import Step
 from dstack_shim.tasks.task import new_task
 from dstack_shim.tasks.watch import Watch
+from dstack_shim.timing import Timing
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ class Core:
         self._written_by = written_by
         self._log = log
         self._held = False
+        self.restore_timing = Timing()
         self._running: set[asyncio.Task[Any]] = set()
 
     async def restore(self) -> None:
@@ -67,9 +69,15 @@ class Core:
 
         Raises ``EngineError`` and ``StoreError``.
         """
-        seen = await self._restorer.look()
-        await self._restorer.carry_out(seen.plan())
-        await self.step.round(seen.containers)
+        with self.restore_timing.measured(asyncio.get_running_loop().time):
+            seen = await self._restorer.look()
+            await self._restorer.carry_out(seen.plan())
+            await self.step.round(seen.containers)
+
+    @property
+    def hears_of_ends(self) -> bool:
+        """Whether the engine's events can be relied on at the moment."""
+        return self._watch.is_healthy
 
     async def attend(self, interval: float, quiet: float) -> None:
         """Follow the engine's events and run the background step, until cancelled.

@@ -45,6 +45,7 @@ from dstack_shim.tasks.outcomes import (
 )
 from dstack_shim.tasks.task import Task, advance, found
 from dstack_shim.tasks.watch import Watch
+from dstack_shim.timing import Timing
 
 _AT_ONCE = 8
 """Tasks worked on at the same time in one round: a burst of ends must not queue up, nor take
@@ -83,6 +84,7 @@ class Step:
         self._starts: set[asyncio.Future[None]] = set()
         self._is_unfinished = True
         self.wake = watch.wake
+        self.timing = Timing()
 
     async def run(self, interval: float, quiet: float) -> None:
         """Round after round, never ending.
@@ -135,6 +137,10 @@ class Step:
 
         ``listed`` is what the engine has just told a restore; without it, it is asked.
         """
+        with self.timing.measured(asyncio.get_running_loop().time):
+            await self._round(listed)
+
+    async def _round(self, listed: tuple[Container, ...] | None) -> None:
         self._is_unfinished = True
         seen_at = self._book.sequence
         if listed is None:

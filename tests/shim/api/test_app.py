@@ -79,6 +79,9 @@ class StandIn:
     async def instance_health(self) -> InstanceHealth:
         return InstanceHealth(None)
 
+    async def metrics(self) -> str:
+        return "y 1\n"
+
     async def task_metrics(self, task_id: str) -> str:
         self._note("metrics", task_id)
         return "x 1\n"
@@ -108,6 +111,7 @@ GETS = [
     "/api/components",
     "/api/tasks",
     "/api/tasks/x",
+    "/metrics",
     "/metrics/tasks/x",
 ]
 BODIES: dict[str, dict[str, object]] = {
