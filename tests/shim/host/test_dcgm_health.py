@@ -18,7 +18,7 @@ from dstack_shim.host.dcgm_health import DcgmHealth
 from dstack_shim.log import event_log
 from tests.eventually import eventually_async
 
-SOURCE = Path(__file__).with_name("stand_in_dcgm.c")
+SOURCE = Path(__file__).parents[2] / "lab" / "stand_in_dcgm.c"
 HEALTHY = Dcgm(0, ())
 
 
