@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import os
 import shutil
@@ -28,6 +29,7 @@ import httpx
 import pytest
 
 from tests.conformance import disks
+from tests.conformance.deadlines import Deadlines, Endless
 from tests.conformance.engine import Wire
 from tests.conformance.images import Images
 from tests.conformance.instance import VOLUMES, Instance, command, mounts_below
@@ -193,7 +195,7 @@ class SilentPull:
 
 @pytest.fixture(scope="session", autouse=True)
 def silent_pull(request: pytest.FixtureRequest) -> Iterator[SilentPull | None]:
-    if not any(item.get_closest_marker("last") for item in request.session.items):
+    if not _is_wanted(request, "silent_pull"):
         yield None
         return
     instance, setting, images, engine = map(
@@ -210,6 +212,42 @@ def silent_pull(request: pytest.FixtureRequest) -> Iterator[SilentPull | None]:
     _finish_tasks(shim)
     shim.close()
     wire.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def deadlines(request: pytest.FixtureRequest) -> Iterator[Deadlines | None]:
+    """A pull and an install without end, from the start of the run."""
+    if not _is_wanted(request, "deadlines"):
+        yield None
+        return
+    instance, setting, wire, web = map(
+        request.getfixturevalue, ("instance", "setting", "wire", "web")
+    )
+    pull, install = Endless(), Endless()
+    runner = instance.root / "deadlines" / "dstack-runner"
+    runner.parent.mkdir()
+    write_runner(runner, RUNNER_VERSION)
+    wire = wire.another("deadlines")
+    own = dataclasses.replace(setting, engine=wire.url)
+    shim = _maker(instance, own, [])(f"--runner-binary-path={runner}")
+    with wire.rule("POST", "^/images/create", pull.pull):
+        task = shim.submit("conformance/endless:latest").reach("pulling")
+        body = {"name": "dstack-runner", "url": web.serve("/endless", install.download)}
+        assert shim.post("/api/components/install", body).status_code == 200
+        yield Deadlines(shim, task, pull, install)
+        pull.close()
+        install.close()
+    _finish_tasks(shim)
+    shim.close()
+    wire.close()
+
+
+def _is_wanted(request: pytest.FixtureRequest, name: str) -> bool:
+    """Whether a case that was chosen asks for this by name."""
+    return any(
+        isinstance(item, pytest.Function) and name in inspect.signature(item.function).parameters
+        for item in request.session.items
+    )
 
 
 @pytest.fixture(scope="session")

@@ -50,16 +50,6 @@ _TEXT = PAGE.read_text(encoding="utf-8")
 ROWS: Mapping[str, Row] = read_rows(_TEXT)
 SECTIONS: Mapping[str, str] = read_sections(_TEXT)
 
-# Rules no case can check from outside, each with why. Everything else must be cited.
-NOT_CHECKABLE: Mapping[str, str] = {
-    "K15": "a limit of 10 minutes: longer than a whole run of the suite",
-    "K23": "a second file of the judged shim would be needed, and what starts it again",
-    "K24": "as K23",
-    "K25": "as K23",
-    "L13": "needs libdcgm and a host engine of NVIDIA's to connect to",
-    "P6": "a limit of 20 minutes: longer than a whole run of the suite",
-}
-
 
 def row(*ids: str) -> pytest.MarkDecorator:
     """Cites the rows a case checks, the most telling one first: the table counts it there."""

@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conformance.conftest import MakeShim
+from tests.conformance.conftest import RUNNER_VERSION, MakeShim
 from tests.conformance.containers import ContainerOf, mount_of
+from tests.conformance.deadlines import Deadlines
 from tests.conformance.images import Images
 from tests.conformance.instance import Instance
 from tests.conformance.rows import row
@@ -270,6 +271,22 @@ def test_failed_download_leaves_everything_as_it_was(
     assert (runner["version"], runner["status"]) == ("0.22.1", "installed")
     assert place.runner.read_bytes() == before
     assert place.names() == {RUNNER, SHIM}
+
+
+@row("K15", "K14")
+@pytest.mark.full
+@pytest.mark.last(3)
+@pytest.mark.timeout(700)
+def test_install_ends_after_ten_minutes(deadlines: Deadlines) -> None:
+    seconds = deadlines.install.wait(within=630)
+    assert 590 <= seconds <= 630
+
+    def runner() -> Any:
+        listed = deadlines.shim.get("/api/components").json()["components"]
+        (found,) = [one for one in listed if one["name"] == RUNNER]
+        return found["version"], found["status"]
+
+    eventually(lambda: runner() == (RUNNER_VERSION, "installed"), within=10)
 
 
 @row("K16", "A25")

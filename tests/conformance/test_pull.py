@@ -11,6 +11,7 @@ import docker
 import pytest
 
 from tests.conformance.conftest import MakeShim, SilentPull
+from tests.conformance.deadlines import Deadlines
 from tests.conformance.engine import Reply, Request, Wire, refusal
 from tests.conformance.images import Images
 from tests.conformance.instance import Instance
@@ -441,6 +442,18 @@ def test_silence_of_a_minute_is_normal(silent_pull: SilentPull) -> None:
     assert silent_pull.task.status == "pulling"
     silent_pull.stream.succeed()
     silent_pull.task.reach("running")
+
+
+@row("P6")
+@pytest.mark.full
+@pytest.mark.last(4)
+@pytest.mark.timeout(1300)
+def test_pull_ends_after_twenty_minutes(deadlines: Deadlines) -> None:
+    seconds = deadlines.pull.wait(within=1230)
+    assert 1190 <= seconds <= 1230
+    reason, message = deadlines.task.outcome()
+    assert reason == "creating_container_error"
+    assert message
 
 
 @row("A60")

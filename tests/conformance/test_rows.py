@@ -11,7 +11,6 @@ import pytest
 
 from tests.conformance.conftest import COLLECTED
 from tests.conformance.rows import (
-    NOT_CHECKABLE,
     PAGE,
     ROWS,
     SECTIONS,
@@ -46,15 +45,9 @@ def cases(request: pytest.FixtureRequest) -> list[pytest.Item]:
     return [item for item in collected if cited_by(item)]
 
 
-def test_every_row_is_cited_or_explained(cases: list[pytest.Item]) -> None:
+def test_every_row_is_cited(cases: list[pytest.Item]) -> None:
     cited = {row.id for item in cases for row in cited_by(item)}
-    assert set(ROWS) - cited - set(NOT_CHECKABLE) == set()
-
-
-def test_no_explained_row_is_cited(cases: list[pytest.Item]) -> None:
-    cited = {row.id for item in cases for row in cited_by(item)}
-    assert cited & set(NOT_CHECKABLE) == set()
-    assert all(reason for reason in NOT_CHECKABLE.values())
+    assert set(ROWS) - cited == set()
 
 
 def test_every_section_has_a_dozen_cases_and_the_whole_150(cases: list[pytest.Item]) -> None:
@@ -90,7 +83,7 @@ def test_every_case_cites_a_row(request: pytest.FixtureRequest) -> None:
 def test_core_row_is_not_checked_by_beyond_cases_only(cases: list[pytest.Item]) -> None:
     stock = {row.id for item in cases if not is_beyond(cited_by(item)) for row in cited_by(item)}
     core = {row.id for row in ROWS.values() if not row.beyond}
-    assert core - stock - set(NOT_CHECKABLE) == set()
+    assert core - stock == set()
 
 
 def test_page_has_each_id_once_and_counts_without_gaps() -> None:
