@@ -99,7 +99,12 @@ class Watch:
 
     def _changed_files(self) -> Iterator[Path]:
         for at, folders, names in os.walk(self._folder):
-            folders[:] = [name for name in folders if name not in self._leave_out]
+            folders[:] = [
+                # Not into what is mounted there: a look would keep it from being unmounted.
+                name
+                for name in folders
+                if name not in self._leave_out and not os.path.ismount(Path(at, name))
+            ]
             for name in names:
                 place = Path(at, name)
                 with suppress(OSError):

@@ -10,7 +10,8 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,16 @@ class Shim:
     def restart(self) -> Shim:
         self.kill()
         return self.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For a while it does not run: what happens meanwhile it sees all at once, afterwards."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     @property
     def alive(self) -> bool:

@@ -266,11 +266,12 @@ def test_instance_mount_is_bound(
 
 @row("C17")
 def test_missing_instance_path_is_created_for_everybody(
-    shim: Shim, images: Images, folder: Path
+    shim: Shim, images: Images, folder: Path, container_of: ContainerOf
 ) -> None:
     wanted = folder / "a" / "b" / "c"
     mount = {"instance_path": str(wanted), "path": "/in"}
-    task = shim.run(images.idle, instance_mounts=[mount], container_user="worker")
+    task = shim.run(images.idle, instance_mounts=[mount])
+    assert container_of(task).exec_run(["touch", "/in/file"], user="worker").exit_code == 0
     assert stat.S_IMODE(wanted.stat().st_mode) == 0o777
     assert stat.S_IMODE(wanted.parent.stat().st_mode) == 0o755
     assert stat.S_IMODE(wanted.parent.parent.stat().st_mode) == 0o755

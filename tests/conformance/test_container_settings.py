@@ -238,12 +238,13 @@ def test_own_leftover_with_the_name_is_no_obstacle(
 ) -> None:
     task = shim.task(images.idle)
     labels = {**IS_TASK, "ai.dstack.shim.task-id": task.id}
-    leftover = engine.containers.create(
-        images.idle, ["true"], entrypoint="", name=task.container_name, labels=labels
-    )
-    if state == "exited":
-        leftover.start()
-        leftover.wait(timeout=10)
+    with shim.paused():  # or it may see it run, and take it for a task of its own
+        leftover = engine.containers.create(
+            images.idle, ["true"], entrypoint="", name=task.container_name, labels=labels
+        )
+        if state == "exited":
+            leftover.start()
+            leftover.wait(timeout=10)
     task.submit().reach("running")
     found = engine.containers.list(
         all=True, filters={"label": f"ai.dstack.shim.task-id={task.id}"}

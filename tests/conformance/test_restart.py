@@ -147,8 +147,8 @@ def test_accepted_submit_is_known_after_a_kill_right_after(shim: Shim, images: I
         task = shim.submit(images.idle, name=f"t{number}")
         shim.kill()
         shim.start()
-        info = task.info()
-        assert info["status"] in {"running", "terminated"}
+        assert task.get().status_code == 200
+        info = task.reach("running", "terminated").info()
         assert info["status"] == "running" or info["termination_reason"] in OWN_REASONS
 
 
