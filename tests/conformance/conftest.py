@@ -36,7 +36,7 @@ from tests.conformance.instance import VOLUMES, Instance, command, mounts_below
 from tests.conformance.old_layouts import OldTask, make_old_task
 from tests.conformance.pulls import Stream, layer, scripted
 from tests.conformance.rows import cited_by, is_beyond
-from tests.conformance.sample import is_in_sample
+from tests.conformance.sample import SAMPLE
 from tests.conformance.secrets import Watch, watching
 from tests.conformance.shim import Setting, Shim, Task
 from tests.conformance.table import Table
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_beyond(cited_by(item)):
             item.add_marker(pytest.mark.beyond)
     if config.getoption("--sample"):
-        _keep(config, items, [item for item in items if is_in_sample(item.path.name, _name(item))])
+        _keep(config, items, [item for item in items if not cited_by(item) or _is_sample(item)])
     items.sort(key=_place_at_the_end)
 
 
@@ -90,8 +90,8 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Ite
     items[:] = kept
 
 
-def _name(item: pytest.Item) -> str:
-    return str(getattr(item, "originalname", item.name))
+def _is_sample(item: pytest.Item) -> bool:
+    return getattr(item, "originalname", item.name) in SAMPLE.get(item.path.name, ())
 
 
 def _place_at_the_end(item: pytest.Item) -> int:

@@ -108,8 +108,3 @@ SAMPLE: Mapping[str, tuple[str, ...]] = {
         "test_owner_and_mode_survive",
     ),
 }
-
-
-def is_in_sample(file: str, function: str) -> bool:
-    """Whether a case of this file is; what is about the suite itself always is."""
-    return function in SAMPLE[file] if file in SAMPLE else True
