@@ -66,6 +66,7 @@ QUICK = Counts(
     calls=100,
 )
 Part = Callable[[], None]
+_TURNS = 2
 
 
 def main(arguments: list[str]) -> int:
@@ -127,28 +128,23 @@ def _parts(
             for each in candidates:
                 measure(stand, each, samples, **how)
 
-    def all_of(*parts: Part) -> None:
-        for part in parts:
-            part()
-
     def sizes() -> None:
         for each in candidates:
             samples.add("size", each.name, [each.size / 1e6])
 
-    turns = 2
     both = (stand, candidates, samples)
     parts: tuple[Part, ...] = (
         sizes,
         partial(versions, candidates, samples, rounds=3 * counts.rounds),
         partial(cold_starts, *both, pythons=interpreters.interpreters(), rounds=counts.rounds),
         partial(
-            all_of,
+            _all_of,
             *(partial(kills, *both, tasks=n, rounds=counts.kills) for n in counts.kill_tasks),
         ),
         partial(
-            all_of,
+            _all_of,
             *(
-                partial(in_turns, ends, turns, running=n, count=counts.ends // turns)
+                partial(in_turns, ends, _TURNS, running=n, count=counts.ends // _TURNS)
                 for n in (1, min(50, counts.many))
             ),
             partial(
@@ -160,21 +156,26 @@ def _parts(
             ),
         ),
         partial(absence, *both, count=counts.replacements),
-        partial(in_turns, submits, turns, count=max(1, counts.submits // turns)),
+        partial(in_turns, submits, _TURNS, count=max(1, counts.submits // _TURNS)),
         partial(calls, *both, count=counts.calls),
         partial(
-            all_of,
+            _all_of,
             *(
-                partial(idle, *both, tasks=n, span=counts.span, rounds=turns)
+                partial(idle, *both, tasks=n, span=counts.span, rounds=1)
                 for n in counts.idle_tasks
             ),
         ),
         partial(
-            all_of,
-            *(partial(memory, *both, tasks=n, rounds=turns) for n in (0, counts.many)),
+            _all_of,
+            *(partial(memory, *both, tasks=n, rounds=_TURNS) for n in (0, counts.many)),
         ),
     )
     return dict(zip(PARTS, parts, strict=True))
+
+
+def _all_of(*parts: Part) -> None:
+    for part in parts:
+        part()
 
 
 def _facts(

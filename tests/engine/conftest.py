@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import docker
 import pytest
 
+from dstack_shim.engine.docker import DockerEngine
 from tests.engine.patience import Patience, begun
 from tests.lab import sandbox
 from tests.lab.engine import PrivateEngine
@@ -16,7 +17,7 @@ from tests.lab.host import Host
 from tests.lab.images import Images
 from tests.lab.proxy import CountingProxy
 from tests.lab.registry import Registry
-from tests.lab.worlds import LOGIN
+from tests.lab.worlds import LOGIN, FakeWorld, RealWorld, World
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -139,3 +140,22 @@ def _registry(registry: Registry) -> Iterator[Registry | None]:
     registry.start()
     yield registry
     registry.stop()
+
+
+@pytest.fixture(params=["real", "fake"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """A real engine, and the fake; what a test asks of it, it asks of both."""
+    if request.param == "fake":
+        yield FakeWorld()
+        return
+    proxy = request.getfixturevalue("proxy")
+    engine = DockerEngine({"DOCKER_HOST": proxy.address})
+    yield RealWorld(
+        engine,
+        proxy,
+        request.getfixturevalue("client"),
+        request.getfixturevalue("images"),
+        request.getfixturevalue("open_registry"),
+        request.getfixturevalue("locked_registry"),
+    )
+    await engine.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
@@ -44,9 +43,9 @@ from dstack_shim.errors import (
     PullFailed,
     StartFailed,
 )
+from tests.lab.fake_events import TellsEvents
 
 _FIRST_EPHEMERAL_PORT = 32768
-_EVENTS_KEPT = 256
 _KILLED = 137
 _POWER_CUT = 255
 
@@ -121,24 +120,7 @@ class FakeContainer:
     ended: asyncio.Event = attrs.Factory(asyncio.Event)
 
 
-@attrs.define(eq=False)
-class Follower:
-    """Somebody who is told what becomes of containers; ``ended`` with None or with an error."""
-
-    on_event: Callable[[ContainerEvent], None]
-    ended: asyncio.Future[None]
-
-    def end(self, error: EngineError | None = None) -> None:
-        """End the stream, as an engine does that goes away, or break it."""
-        if self.ended.done():
-            return
-        if error is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(error)
-
-
-class FakeEngine:
+class FakeEngine(TellsEvents):
     """Implements :class:`dstack_shim.engine.protocol.Engine`.
 
     The attributes are the engine's world, for a test to look at and to change: ``images`` that
@@ -162,11 +144,10 @@ class FakeEngine:
         self.runtimes = {"", "habana"}
         self.is_unreachable = False
         self.calls: list[Call] = []
-        self.followers: list[Follower] = []
         self.list_lags = 0.0
         """Seconds for which the list is behind what was told of a container's end."""
         self._behind: dict[str, tuple[float, Container]] = {}
-        self.past: deque[ContainerEvent] = deque(maxlen=_EVENTS_KEPT)
+        super().__init__()
         self._random = random.Random(seed)
         self._clock = clock or SystemClock()
         self._faults = faults or NoFaults()
@@ -205,22 +186,6 @@ class FakeEngine:
         for container in self.containers.values():
             self.exit(container.id, _POWER_CUT)
 
-    def restart(self) -> None:
-        """The engine goes and comes back; it has forgotten what it has told."""
-        self.past.clear()
-        self.end_streams()
-
-    def end_streams(self, error: EngineError | None = None) -> None:
-        """Every stream of events ends, or breaks."""
-        for follower in self.followers:
-            follower.end(error)
-
-    def tell(self, event: ContainerEvent) -> None:
-        """Tell whoever follows."""
-        for follower in list(self.followers):
-            if not follower.ended.done():
-                follower.on_event(event)
-
     # What the shim asks.
 
     async def ping(self) -> EngineInfo:
@@ -242,17 +207,7 @@ class FakeEngine:
         on_event: Callable[[ContainerEvent], None],
     ) -> None:
         async with self._call("events"):
-            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            follower = Follower(on_event, ended)
-            self.followers.append(follower)
-            try:
-                on_begin()
-                for event in tuple(self.past):
-                    if event.at >= since:
-                        on_event(event)
-                await ended
-            finally:
-                self.followers.remove(follower)
+            await self._follow(since, on_begin, on_event)
 
     async def inspect(self, ref: str) -> ContainerDetails:
         async with self._call("inspect", ref):
@@ -380,9 +335,7 @@ class FakeEngine:
 
     def _happened(self, action: str, container: FakeContainer) -> None:
         if container.spec.labels.get(LABEL_IS_TASK) == "true":
-            event = ContainerEvent(container.id, action, self._clock.now())
-            self.past.append(event)
-            self.tell(event)
+            self.happened(ContainerEvent(container.id, action, self._clock.now()))
 
     @asynccontextmanager
     async def _call(self, name: str, subject: str = "") -> AsyncIterator[None]:

@@ -25,6 +25,7 @@ from tests.lab.images import Images
 from tests.lab.proxy import CountingProxy
 from tests.lab.registry import Registry
 
+RUNS_ON = Program(after=None)
 LOGIN = Credentials("alice", "s3cret-of-alice")
 
 
@@ -187,3 +188,10 @@ async def listed(engine: Engine, container_id: str) -> Container | None:
     """The container as the list tells it, None if it does not."""
     found = [item for item in await engine.list_task_containers() if item.id == container_id]
     return found[0] if found else None
+
+
+async def run(world: World, program: Program, name: str = "job-1") -> str:
+    """A container of a task that runs the program; its id."""
+    container_id = await world.engine.create(job_spec(world.image(program), name))
+    await world.engine.start(container_id)
+    return container_id

@@ -7,7 +7,8 @@ engine is the tests' fake, keys and volumes are sets (see ``tests.simulation.hos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -34,6 +35,8 @@ from tests.simulation.shim import SimRecipe
 T = TypeVar("T")
 
 BOOT = Boot("this boot", START - 1000)
+OFTEN, SELDOM, NEVER = 1.0, 10.0, 1e6
+"""Seconds between rounds of the background step: as the daemon has it, and to be woken only."""
 LONG = 100.0
 """Seconds in which everything short has long happened."""
 
@@ -310,6 +313,26 @@ def stage(home: Path) -> Stage:
     made.engine.images.update({f"{name}:latest": program for name, program in IMAGES.items()})
     made.engine.registry.update({f"{name}:latest": image for name, image in REMOTE.items()})
     return made
+
+
+@asynccontextmanager
+async def attended(
+    host: Stage, interval: float = OFTEN, quiet: float = SELDOM
+) -> AsyncIterator[None]:
+    """With the step running and, unless that fails, the engine's events followed."""
+    step = host.ask(host.core.attend(interval, quiet))
+    await asyncio.sleep(0.5)
+    try:
+        yield
+    finally:
+        step.cancel()
+        await asyncio.wait((step,))
+    assert host.engine.followers == []
+
+
+def lists(host: Stage) -> int:
+    """How often the containers were listed."""
+    return sum(call.name == "list_task_containers" for call in host.engine.calls)
 
 
 async def soon(condition: Callable[[], object]) -> None:
