@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from math import isfinite
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
 
 def age(seconds: float) -> str:
-    """How long ago, to the largest unit: ``3d``, ``5h``, ``12m``, ``0s``."""
+    """How long ago, to the largest unit: ``3d``, ``5h``, ``12m``, ``0s``; a dash for no number."""
+    if not isfinite(seconds):
+        return "-"
     whole = max(int(seconds), 0)
     for length, letter in _UNITS:
         if whole >= length:
