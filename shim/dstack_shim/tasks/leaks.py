@@ -37,7 +37,7 @@ def leaks(records: Iterable[TaskRecord], held: Held) -> tuple[Leak, ...]:
     holders = [record for record in records if not record.cleaned_up]
     owners = {record.id for record in holders}
     volumes = {volume.name for record in holders for volume in record.config.volumes}
-    keys = {pair for record in holders for pair in _keys(record)}
+    keys = {pair for record in holders for pair in host_keys(record)}
     return (
         *(
             Leak("gpu", gpu)
@@ -55,7 +55,8 @@ def leaks(records: Iterable[TaskRecord], held: Held) -> tuple[Leak, ...]:
     )
 
 
-def _keys(record: TaskRecord) -> Iterator[tuple[str, str]]:
+def host_keys(record: TaskRecord) -> Iterator[tuple[str, str]]:
+    """User and fingerprint of each key the task lets in."""
     for text in record.config.host_ssh_keys:
         try:
             yield record.config.host_ssh_user, parse_key(text).fingerprint

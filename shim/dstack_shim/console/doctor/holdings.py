@@ -12,7 +12,7 @@ from dstack_shim_contracts.record import TaskRecord
 from dstack_shim.console.doctor.facts import Facts
 from dstack_shim.console.doctor.findings import Check, Cure, Fix, broken, ok, warning
 from dstack_shim.engine.protocol import Container
-from dstack_shim.resources.ssh_keys import BadKey, parse_key
+from dstack_shim.tasks.leaks import Held, host_keys, leaks
 
 _ENDED_RUNS = "a running shim stops it within seconds; if none does, see dstack-shim events"
 _TWO_RUN = "stop one of them: two jobs write to the same volumes"
@@ -63,16 +63,16 @@ def of_volumes(facts: Facts) -> Iterator[Check]:
     """Mounts that no task needs, and tasks whose mount is missing."""
     if facts.seen.plan is None:
         return
-    needed = {volume.name: record for record in facts.holders for volume in record.config.volumes}
     in_use = _mounted_by_containers(facts)
-    for name, device in facts.mounted.items():
-        if name not in needed and name not in in_use:
+    for leak in leaks(facts.holders, Held({}, facts.mounted, {})):
+        if leak.what not in in_use:
             yield warning(
-                f"volume {name}",
-                f"{device} is mounted and no task needs it",
+                f"volume {leak.what}",
+                f"{facts.mounted[leak.what]} is mounted and no task needs it",
                 "unmount it, or its disk cannot be detached",
-                _unless_shared(facts, Fix(Cure.UNMOUNT, name)),
+                _unless_shared(facts, Fix(Cure.UNMOUNT, leak.what)),
             )
+    needed = {volume.name: record for record in facts.holders for volume in record.config.volumes}
     for name, record in needed.items():
         if name not in facts.mounted and _runs(facts, record):
             yield broken(
@@ -88,27 +88,22 @@ def of_keys(facts: Facts) -> Iterator[Check]:
     """Lines of ours that no task needs, and keys of tasks that have no line."""
     if facts.seen.plan is None:
         return
-    wanted: dict[str, dict[str, str]] = {}
-    for record in facts.holders:
-        for text in record.config.host_ssh_keys:
-            fingerprint = _fingerprint(text)
-            if fingerprint:
-                wanted.setdefault(record.config.host_ssh_user, {})[fingerprint] = record.id
     for user, present in facts.keys.items():
-        extra = [key for key in present if key not in wanted.get(user, {})]
+        extra = leaks(facts.holders, Held({}, (), {user: present}))
         if extra:
+            names = ", ".join(leak.what for leak in extra[:3])
             yield warning(
                 f"keys of {user}",
-                f"{len(extra)} of a task that is gone can still log in: {', '.join(extra[:3])}",
+                f"{len(extra)} of a task that is gone can still log in: {names}",
                 "remove the lines that end in '# added by dstack-shim'",
                 _unless_shared(facts, Fix(Cure.FORGET_KEYS, user)),
             )
-    for user, keys in wanted.items():
-        missing = {owner for key, owner in keys.items() if key not in facts.keys.get(user, ())}
-        for owner in sorted(missing):
+    for record in facts.holders:
+        user = record.config.host_ssh_user
+        if any(key not in facts.keys.get(user, ()) for _, key in host_keys(record)):
             yield warning(
                 f"keys of {user}",
-                f"a key of task {owner} is not in authorized_keys",
+                f"a key of task {record.id} is not in authorized_keys",
                 "its server cannot reach the job over SSH; submit the job anew",
             )
     yield ok("keys", f"{sum(map(len, facts.keys.values()))} on lines of the shim")
@@ -133,10 +128,3 @@ def _runs(facts: Facts, record: TaskRecord) -> bool:
 
 def _is_of(container: Container, record: TaskRecord) -> bool:
     return container.task_id == record.id and container.state.alive
-
-
-def _fingerprint(text: str) -> str:
-    try:
-        return parse_key(text).fingerprint
-    except BadKey:
-        return ""  # never written either
