@@ -58,6 +58,7 @@ class Amender:
         if method != "POST" or self.settings.mode is not Mode.ENFORCE:
             return args, kwargs
         if path == SHUTDOWN:
+            self.watch.of(client).shutdown_asked = True
             return self._guard(self.watch.of(client), args, kwargs)
         if path == INSTALL:
             return self._add_digest(self.watch.of(client), args, kwargs)

@@ -59,6 +59,8 @@ class RolloutState:
     under_way: tuple[UnderWay, ...] = ()
     # Instances confirmed, by version.
     confirmed: Mapping[str, int] = attrs.Factory(dict)
+    # What became of instances that did not take a version, by instance and version.
+    failed: Mapping[tuple[str, str], str] = attrs.Factory(dict)
 
 
 @attrs.frozen
@@ -71,7 +73,7 @@ class Ruling:
 
 def rule(policy: Policy, state: RolloutState, request: Request, now: datetime) -> Ruling:
     """Judge one restart. Whatever forbids it is said; the operator's own wishes come first."""
-    for forbids in (_held, _stopped, _under_way_here, _full, _before_canaries):
+    for forbids in (_held, _stopped, _failed_here, _under_way_here, _full, _before_canaries):
         reason = forbids(policy, state, request)
         if reason:
             return Ruling(False, reason)
@@ -95,6 +97,12 @@ def _held(policy: Policy, state: RolloutState, request: Request) -> str:
 def _stopped(_: Policy, state: RolloutState, request: Request) -> str:
     why = state.stops.get(request.target)
     return "" if why is None else f"version {request.target} is stopped: {why}"
+
+
+def _failed_here(_: Policy, state: RolloutState, request: Request) -> str:
+    # What it did not take once it would not take again, every half a minute.
+    outcome = state.failed.get((request.instance_id, request.target))
+    return "" if outcome is None else f"it did not take {request.target} before: {outcome}"
 
 
 def _under_way_here(_: Policy, state: RolloutState, request: Request) -> str:

@@ -16,13 +16,17 @@ from dstack_shim_server.observation import Observation
 
 
 class Outcome(str, Enum):
-    """How a restart ended; `withdrawn` is one that was claimed and then not made."""
+    """How a restart ended; `withdrawn` is one that was asked for and, as far as seen, not made."""
 
     CONFIRMED = "confirmed"
     LOST_TASKS = "lost tasks"
     DID_NOT_COME_BACK = "did not come back"
     ROLLED_BACK = "rolled back by the shim"
     WITHDRAWN = "withdrawn"
+
+
+# The instance did not take the version: it is not tried again there until an operator says so.
+FAILURES = (Outcome.DID_NOT_COME_BACK, Outcome.ROLLED_BACK)
 
 
 @attrs.frozen

@@ -47,9 +47,11 @@ class Rollout:
     def left(self, sightings: Sightings) -> None:
         """Record a check whose install function was left."""
         done = sightings.shutdown_status == 200
-        if sightings.claim and not done:
-            why = f"the shutdown was answered {sightings.shutdown_status or 'with nothing'}"
-            self.recorder.withdraw(sightings.claim, why)
+        # Asked for and not answered: it may be under way all the same, so the claim stays, and the
+        # next checks tell.
+        unanswered = sightings.shutdown_asked and not sightings.shutdown_status
+        if sightings.claim and not done and not unanswered:
+            self.recorder.withdraw(sightings.claim)
         seen = self._observed(sightings)
         if not sightings.claim and done:
             self.recorder.notes.restarted(_new_restart(seen, self._reasons(seen)))

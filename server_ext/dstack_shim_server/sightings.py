@@ -69,6 +69,7 @@ class Sightings:
     sha256: str = ""
     # The restart that was claimed for this check, and how its shutdown was answered.
     claim: str = ""
+    shutdown_asked: bool = False
     shutdown_status: int = 0
     # The shutdown was made conditional, and what the shim said if it refused.
     guarded: bool = False

@@ -17,6 +17,7 @@ from tests.server.dstack_server import TOKEN, DstackServer, dstack_server
 from tests.server.stub_shim import StubShim, stub_shim
 from tests.server.test_decisions import VERSIONS
 from tests.server.truth import IDLE
+from tests.server_ext import databases
 
 OLD, NEW = "0.22.4", "0.22.5"
 RUNNING = ("running", "terminated")
@@ -110,6 +111,23 @@ def test_a_server_without_the_plugin_runs_on_the_same_database(
         assert check(plain, shim, "two", OLD).asked
         assert "shim_restart: " not in plain.log
         assert rows(plain, "SELECT count(*) AS n FROM shim_restart_restarts")[0]["n"] >= 2
+
+
+def test_a_server_on_postgresql_keeps_its_record_there(shim: StubShim, tmp_path: Path) -> None:
+    if why := databases.why_no_postgres():
+        pytest.skip(why)
+    version = environments.SERVERS[-1]
+    with databases.postgres() as running:
+        running.database("postgres").ask("CREATE DATABASE dstack", alone=True)
+        database = running.database("dstack")
+        choices = {"DSTACK_DATABASE_URL": database.url, "DSTACK_SHIM_RESTART_CANARIES": "0"}
+        with dstack_server(version, tmp_path / "run", environment=choices) as server:
+            eventually(lambda: "the record is in use" in server.log, within=30)
+            assert check(server, shim, "one", OLD).restarted
+            (row,) = database.ask("SELECT instance, outcome FROM shim_restart_restarts")
+            assert row == {"instance": "one", "outcome": None}
+            assert "fleets have no names" not in server.log
+            assert "shim_restart: failed while" not in server.log
 
 
 def test_where_the_database_is_is_found_as_the_server_finds_it(server: DstackServer) -> None:

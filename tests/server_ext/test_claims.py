@@ -106,10 +106,10 @@ def test_canaries_first_then_the_rest(database: Database) -> None:
 def test_a_claim_that_came_to_nothing_frees_its_place(database: Database) -> None:
     keeper = recorder(database, **policy(max_under_way=1))
     assert claim(keeper, "a") == ""
-    keeper.withdraw("a 1", "the shim refused")
+    keeper.withdraw("a 1")
     keeper.flush()
     assert claim(keeper, "b") == ""
-    assert outcomes(database) == {"a 1": "withdrawn", "b 1": None}
+    assert outcomes(database) == {"b 1": None}
 
 
 def test_a_claim_whose_server_died_is_freed_when_its_time_is_over(database: Database) -> None:
@@ -233,6 +233,21 @@ def test_one_that_its_shim_rolled_back_is_told(database: Database) -> None:
         "rolled back by the shim",
         f"{NEW} rolled-back died",
     )
+
+
+def test_an_instance_that_did_not_take_a_version_is_not_given_it_again(
+    database: Database,
+) -> None:
+    """One bad file on one host must not be tried every half a minute for ever."""
+    clock = Clock()
+    keeper = recorder(database, clock, **policy())
+    assert claim(keeper, "a") == ""
+    keeper.flush()
+    clock.pass_by(301)
+    keeper.flush()
+    assert claim(keeper, "a", 2) == f"it did not take {NEW} before: did not come back"
+    assert claim(keeper, "a", 3, installed="0.22.6") == ""
+    assert claim(keeper, "b") == ""
 
 
 def test_restarts_made_without_a_claim_are_proved_too(database: Database) -> None:

@@ -192,6 +192,21 @@ def test_release_lifts_a_stop_until_the_next(
     assert operator.runs("status")[0] == 1
 
 
+def test_release_lets_an_instance_try_again_what_it_did_not_take(
+    database: Database, clock: Clock, operator: Operator
+) -> None:
+    keeper = recorder(database, clock, **policy())
+    assert claim(keeper) == ""
+    keeper.flush()
+    clock.pass_by(301)
+    keeper.flush()
+    assert claim(keeper, number=2).startswith("it did not take")
+    assert operator.runs("release", NEW)[0] == 0
+    assert operator.runs("release", NEW)[0] == 4
+    clock.pass_by(1)
+    assert claim(keeper, number=2) == ""
+
+
 def test_what_failed_before_a_release_counts_no_more(
     database: Database, clock: Clock, operator: Operator
 ) -> None:

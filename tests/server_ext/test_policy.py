@@ -55,6 +55,12 @@ def test_so_many_at_a_time_of_whatever_version() -> None:
     assert ruled(state, canaries=0, max_under_way=4) == ""
 
 
+def test_what_an_instance_did_not_take_it_is_not_given_again() -> None:
+    state = RolloutState(failed={("id-1", "2.0"): "rolled back by the shim"})
+    assert ruled(state) == "it did not take 2.0 before: rolled back by the shim"
+    assert ruled(RolloutState(failed={("id-1", "1.9"): "x", ("id-2", "2.0"): "x"})) == ""
+
+
 def test_an_instance_is_restarted_once_at_a_time() -> None:
     state = RolloutState(under_way=(UnderWay("r", "id-1", "1.9"),))
     assert ruled(state, canaries=0) == "a restart of this instance is under way"

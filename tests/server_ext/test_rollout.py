@@ -127,8 +127,45 @@ def test_a_shutdown_that_fails_frees_the_place(
     with pytest.raises(ConnectionError):
         fleet.check("a", {**BUSY, "/api/shutdown": 500})
     keeper.flush()
-    assert list(outcomes(database).values()) == ["withdrawn"]
+    assert outcomes(database) == {}
     assert fleet.restarts("b", BUSY)
+
+
+def test_a_shutdown_without_an_answer_may_have_been_taken(
+    database: Database, keepers: list[Recorder]
+) -> None:
+    fleet = Fleet(database, CANARIES="0", MAX_UNDER_WAY="1")
+    keeper = ready(keepers)
+    with pytest.raises(OSError, match="closed mid-body"):
+        fleet.check("a", {**BUSY, "/api/shutdown": OSError("closed mid-body")})
+    keeper.flush()
+    assert list(outcomes(database).values()) == [None]
+    assert not fleet.restarts("b", BUSY)
+    for _ in range(2):
+        fleet.check("a", LOST)
+        keeper.flush()
+    assert list(outcomes(database).values()) == ["lost tasks"]
+
+
+@pytest.mark.parametrize("path", ["/api/healthcheck", "/api/tasks", "/api/components"])
+@pytest.mark.parametrize("failure", [OSError("hangs"), 409, 500, b"{", b""])
+def test_a_shim_in_any_trouble_is_dstacks_to_judge(
+    path: str, failure: Any, sqlite: Database, keepers: list[Recorder]
+) -> None:
+    def answer(server: Server) -> tuple[str, list[str]]:
+        client = server.shim({**BUSY, path: failure})
+        try:
+            server.check_instance(client)
+        except Exception as exception:  # noqa: BLE001  compared with what dstack alone raises
+            return repr(exception), client.requests
+        return "", client.requests
+
+    stock = Server()
+    fleet = Fleet(sqlite)
+    ready(keepers)
+    raised, asked = answer(fleet.server)
+    assert (raised, asked[:2]) == (answer(stock)[0], answer(stock)[1][:2])
+    assert SHUTDOWN not in asked
 
 
 def test_the_same_instance_is_not_asked_twice_for_one_upgrade(

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from dstack_shim_server.proof import Outcome
 from dstack_shim_server.record.batch import Snapshot, read
 from dstack_shim_server.record.tables import instances, replicas, restarts, rollout, stops
+from dstack_shim_server.record.writing import failures, insert
 
 # An instance no server has checked for so many seconds says nothing about now; checks are 15 to 20
 # seconds apart.
@@ -144,11 +145,18 @@ async def resume(connection: AsyncConnection) -> bool:
 
 
 async def release(connection: AsyncConnection, version: str, by: str, now: float) -> bool:
-    """Lift the stop of a version; False if it was not stopped."""
+    """Forget what stopped a version or made instances not take it; False if nothing did."""
+    lifted = {"lifted_at": now, "lifted_by": by[:128]}
     stopped = (stops.c.version == version) & stops.c.lifted_at.is_(None)
-    done = await connection.execute(
-        update(stops).where(stopped).values(lifted_at=now, lifted_by=by[:128])
-    )
+    done = await connection.execute(update(stops).where(stopped).values(**lifted))
+    failed = await connection.execute(failures().where(restarts.c.to_version == version))
+    if failed.first() is not None:
+        row = {"version": version, "at": now, "why": "", "restart_id": "", **lifted}
+        statement = insert(connection, stops).values(**row)
+        await connection.execute(
+            statement.on_conflict_do_update(index_elements=["version"], set_=lifted)
+        )
+        return True
     return bool(done.rowcount)
 
 

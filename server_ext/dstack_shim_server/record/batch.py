@@ -56,8 +56,7 @@ async def write(connection: AsyncConnection, work: Work) -> tuple[Snapshot, Sequ
         for new in work.batch.restarts.values()
     ]
     await writing.write_restarts(connection, made)
-    for restart_id, why in work.batch.withdrawn.items():
-        await writing.withdraw(connection, restart_id, why, work.now)
+    await writing.withdraw(connection, work.batch.withdrawn)
     ended = await _prove(connection, work)
     return await read(connection, fleets), ended
 

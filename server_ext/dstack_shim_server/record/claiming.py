@@ -16,7 +16,7 @@ from dstack_shim_server.proof import Outcome
 from dstack_shim_server.record import rows
 from dstack_shim_server.record.rows import Fleet, NewRestart
 from dstack_shim_server.record.tables import restarts, rollout, stops
-from dstack_shim_server.record.writing import insert
+from dstack_shim_server.record.writing import failures, insert
 
 
 @attrs.frozen
@@ -64,12 +64,14 @@ async def read_state(connection: AsyncConnection) -> RolloutState:
         .where(restarts.c.outcome == Outcome.CONFIRMED.value)
         .group_by(restarts.c.to_version)
     )
+    failed = await connection.execute(failures())
     paused = await connection.execute(select(rollout.c.paused_by))
     return RolloutState(
         paused_by=paused.scalar_one(),
         stops=rows.pairs(stopped),
         under_way=tuple(UnderWay(*row) for row in under_way),
         confirmed=rows.pairs(confirmed),
+        failed={(row.instance_id, row.to_version): row.outcome for row in failed},
     )
 
 

@@ -18,7 +18,7 @@ class Batch:
 
     seen: dict[str, Observation] = attrs.Factory(dict)
     restarts: dict[str, NewRestart] = attrs.Factory(dict)
-    withdrawn: dict[str, str] = attrs.Factory(dict)
+    withdrawn: set[str] = attrs.Factory(set)
 
     def join_newer(self, newer: "Batch") -> None:
         """Add what was noted after this one."""
@@ -45,10 +45,10 @@ class Notes:
         with self._lock:
             self._batch.restarts[new.id] = new
 
-    def withdraw(self, restart_id: str, why: str) -> None:
+    def withdraw(self, restart_id: str) -> None:
         """Leave word that a claimed restart was not made."""
         with self._lock:
-            self._batch.withdrawn[restart_id] = why
+            self._batch.withdrawn.add(restart_id)
 
     def told(self, task_id: str, reason: str) -> None:
         """Leave word why a task ended; the first reason counts, as it does with shims."""

@@ -93,12 +93,12 @@ class Recorder:
             return pending.result(CLAIM)
         except futures.TimeoutError:
             # Not cancelled: nobody would know whether the row is there.
-            pending.add_done_callback(lambda _: self.withdraw(new.id, "the claim came too late"))
+            pending.add_done_callback(lambda _: self.withdraw(new.id))
             raise
 
-    def withdraw(self, restart_id: str, why: str) -> None:
+    def withdraw(self, restart_id: str) -> None:
         """Leave word that a claimed restart was not made."""
-        self.notes.withdraw(restart_id, why)
+        self.notes.withdraw(restart_id)
         self._worker.wake()
 
     def fleet(self, fleet_id: str) -> Fleet | None:

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from sqlalchemy import case, delete, func, select, text, update
+from sqlalchemy import Select, case, delete, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dstack_shim_server import guard, proof
 from dstack_shim_server.observation import Observation, Subject
-from dstack_shim_server.proof import OpenRestart, Outcome, Proof
+from dstack_shim_server.proof import FAILURES, OpenRestart, Outcome, Proof
 from dstack_shim_server.record import rows
 from dstack_shim_server.record.rows import Fleet
 from dstack_shim_server.record.tables import instances, replicas, restarts, stops
@@ -20,9 +20,6 @@ from dstack_shim_server.record.tables import instances, replicas, restarts, stop
 # Finished restarts kept at most, whatever their age.
 MOST_RESTARTS = 100_000
 _DAY = 86_400.0
-
-# Outcomes after which the shim of an instance may be the worse for it.
-_FAILURES = (Outcome.DID_NOT_COME_BACK, Outcome.ROLLED_BACK)
 
 _FLEETS = text(
     "SELECT f.id AS id, f.name AS name, p.name AS project"
@@ -99,11 +96,10 @@ async def note_progress(
     return bool(done.rowcount)
 
 
-async def withdraw(connection: AsyncConnection, restart_id: str, why: str, now: float) -> None:
-    """End a restart that was claimed and not made."""
-    still_open = (restarts.c.id == restart_id) & restarts.c.outcome.is_(None)
-    values = {"outcome": Outcome.WITHDRAWN.value, "outcome_at": now, "why": why}
-    await connection.execute(update(restarts).where(still_open).values(**values))
+async def withdraw(connection: AsyncConnection, restart_ids: Iterable[str]) -> None:
+    """Take back claims of restarts that were not made: nothing happened that a record should tell."""
+    still_open = restarts.c.id.in_(list(restart_ids)) & restarts.c.outcome.is_(None)
+    await connection.execute(delete(restarts).where(still_open))
 
 
 async def stop_if_needed(
@@ -112,7 +108,7 @@ async def stop_if_needed(
     """Stop the roll-out of a version that hurt somebody; True if it was not stopped before."""
     if found.outcome is Outcome.LOST_TASKS:
         why = f"instance {restart.instance} lost tasks: {found.why}"
-    elif found.outcome in _FAILURES:
+    elif found.outcome in FAILURES:
         count = await _failed_instances(connection, restart.to_version)
         if count < failures:
             return False
@@ -135,17 +131,23 @@ async def stop_if_needed(
     return bool(done.rowcount)
 
 
+def failures() -> Select[Any]:
+    """Select restarts that failed since somebody last lifted the stop of their version."""
+    lifted = stops.c.version == restarts.c.to_version
+    return (
+        select(restarts.c.instance_id, restarts.c.to_version, restarts.c.outcome)
+        .outerjoin(stops, lifted)
+        .where(
+            restarts.c.outcome.in_([outcome.value for outcome in FAILURES]),
+            restarts.c.outcome_at > func.coalesce(stops.c.lifted_at, 0.0),
+        )
+    )
+
+
 async def _failed_instances(connection: AsyncConnection, version: str) -> int:
     """Count instances that failed to take a version since somebody last lifted its stop."""
-    failed = restarts.c.outcome.in_([outcome.value for outcome in _FAILURES])
-    lifted = select(func.coalesce(func.max(stops.c.lifted_at), 0.0)).where(
-        stops.c.version == version
-    )
-    counted = select(func.count(restarts.c.instance_id.distinct())).where(
-        restarts.c.to_version == version,
-        failed,
-        restarts.c.outcome_at > lifted.scalar_subquery(),
-    )
+    found = failures().where(restarts.c.to_version == version).subquery()
+    counted = select(func.count(found.c.instance_id.distinct()))
     return int((await connection.execute(counted)).scalar_one())
 
 
