@@ -42,6 +42,7 @@ from dstack_shim import build, takeover
 from dstack_shim.api.access import AccessCheck
 from dstack_shim.api.app import make_app
 from dstack_shim.api.server import HOST, Server, listen
+from dstack_shim.boots import note_boot
 from dstack_shim.cancelling import to_its_end
 from dstack_shim.clock import Clock, SystemClock
 from dstack_shim.components import InstalledComponents, Target
@@ -56,7 +57,7 @@ from dstack_shim.host.commands import run as run_command
 from dstack_shim.host.dcgm import GpuTelemetry, open_telemetry
 from dstack_shim.host.gpus import GpuInventory, GpuVendor
 from dstack_shim.host.info import host_info, write_host_info
-from dstack_shim.instance import Instance, look_around
+from dstack_shim.instance import Instance, look_around, this_boot
 from dstack_shim.log import EventLog, open_log, parse_level
 from dstack_shim.metrics import EventCounts, Meter
 from dstack_shim.obstacles import obstacles
@@ -162,10 +163,11 @@ class Daemon:
         self._handle_signals()
         await self._begin_upgrades()
         disk, engine = self._make_workers()
+        boot = await disk.run(partial(note_boot, self._home, this_boot(), self._log))
         info = await self._greet(engine)
         await self._check_components()
         known = takeover.inventory_of(self._given) if self._given is not None else None
-        instance = await look_around(run_command, self._log, known)
+        instance = await look_around(run_command, boot, self._log, known)
         self._inventory = instance.inventory
         self.tasks = self._make_core(disk, engine, instance)
         self._telemetry = self._open_telemetry()

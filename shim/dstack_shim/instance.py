@@ -58,8 +58,13 @@ class Instance:
         )
 
 
+def this_boot() -> Boot:
+    """Which boot this is, as the kernel tells."""
+    return Boot(machine.boot_id(), boot_time())
+
+
 async def look_around(
-    run: Runner, log: EventLog, inventory: GpuInventory | None = None
+    run: Runner, boot: Boot, log: EventLog, inventory: GpuInventory | None = None
 ) -> Instance:
     """Find out what this host is. Tools that fail mean "no GPUs", never an error.
 
@@ -67,7 +72,7 @@ async def look_around(
     """
     return Instance(
         inventory=await detect_gpus(run, log) if inventory is None else inventory,
-        boot=Boot(machine.boot_id(), boot_time()),
+        boot=boot,
         has_infiniband=machine.has_infiniband(),
         has_hugepages=machine.has_huge_pages(),
     )

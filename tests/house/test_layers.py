@@ -28,7 +28,7 @@ OTHERS_SEEN = {  # the packages of ours that each may import
 # From the ground up: a room imports only rooms before it.
 ORDER = (
     *("errors", "build", "clock", "cancelling", "log", "timing", "records", "staged"),
-    *("commands", "settings", "home", "host", "store", "resources", "engine", "tasks"),
+    *("commands", "settings", "home", "host", "store", "resources", "engine", "tasks", "boots"),
     *("installed", "download", "components", "recipe", "instance", "wiring"),
     *(
         "obstacles",

@@ -28,10 +28,14 @@ TOMBSTONE_KEPT = 7 * 24 * 3600.0
 
 @attrs.frozen
 class Boot:
-    """Which boot of the host this is: the kernel's id, and when it began (unix seconds)."""
+    """Which boot of the host this is: the kernel's id, and when it began (unix seconds).
+
+    ``earlier`` are those before it that somebody noted, oldest first.
+    """
 
     id: str | None
     started_at: float
+    earlier: tuple[Boot, ...] = ()
 
 
 @attrs.frozen
@@ -112,8 +116,7 @@ def outcome_of_exit(
 ) -> Outcome:
     """How a task ended whose container ran and does not any more."""
     if details.exit_code == 0:
-        before_boot = details.finished_at is not None and details.finished_at < boot.started_at
-        if rebooted(record, boot) and not before_boot:
+        if rebooted(record, boot) and not _ended_in_its_boot(record, details, boot):
             # The engine writes an exit code for what it finds dead after a power loss: a zero
             # there was never said by the job.
             return Outcome(Reason.EXECUTOR_ERROR, "host rebooted while the task ran")
@@ -121,6 +124,19 @@ def outcome_of_exit(
     if not last_lines:
         last_lines = exit_in_words(details)
     return Outcome(Reason.CONTAINER_EXITED_WITH_ERROR, last_lines)
+
+
+def _ended_in_its_boot(record: TaskRecord, details: ContainerDetails, boot: Boot) -> bool:
+    """Whether it ended before the next boot after the one it was started in, as far as known."""
+    if details.finished_at is None:
+        return False
+    began = details.started_at or 0.0
+    later = (
+        other.started_at
+        for other in boot.earlier
+        if other.id != record.boot_id and other.started_at > began
+    )
+    return details.finished_at < min(later, default=boot.started_at)
 
 
 def exit_in_words(details: ContainerDetails) -> str:

@@ -197,6 +197,31 @@ def test_a_zero_the_job_did_not_say_is_no_success_after_a_reboot(
     assert outcome_of_exit(record, details(0, finished_at=finished_at), "", BOOT).reason == reason
 
 
+@pytest.mark.parametrize(
+    ("finished", "reason"),
+    [
+        (10.0, "done_by_runner"),  # in its own boot
+        (45.0, "executor_error"),  # by the engine of a boot that is over as well
+        (75.0, "executor_error"),
+    ],
+)
+def test_after_two_reboots_a_zero_counts_only_from_before_the_first_of_them(
+    finished: float, reason: str
+) -> None:
+    earlier = (Boot("older", -9.0), Boot("its own", 0.0), Boot("between", 40.0))
+    boot = Boot("this-boot", 70.0, earlier)
+    record = attrs.evolve(RECORD, boot_id="its own")
+    ended = attrs.evolve(details(0, finished_at=finished), started_at=5.0)
+    assert outcome_of_exit(record, ended, "", boot).reason == reason
+
+
+def test_a_clock_set_right_after_the_start_does_not_make_its_own_boot_a_later_one() -> None:
+    boot = Boot("this-boot", 700.0, (Boot("its own", 8.0),))
+    record = attrs.evolve(RECORD, boot_id="its own")
+    ended = attrs.evolve(details(0, finished_at=10.0), started_at=5.0)
+    assert outcome_of_exit(record, ended, "", boot).reason == "done_by_runner"
+
+
 def test_a_container_that_never_started_says_how_far_it_came() -> None:
     outcome = outcome_of_unstarted(attrs.evolve(RECORD, intent=intent(Step.STARTING)), details(0))
     assert outcome.reason == "executor_error"

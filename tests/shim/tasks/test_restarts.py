@@ -14,7 +14,7 @@ from dstack_shim.engine.protocol import ContainerSpec, ContainerState
 from dstack_shim.errors import EngineError, EngineUnreachable, ResourceError, StoreError
 from dstack_shim.tasks.outcomes import FRESH, TOMBSTONE_KEPT, Boot
 from tests.lab.fake_engine import FakeContainer
-from tests.shim.tasks.stage import Stage, config, soon, stage
+from tests.shim.tasks.stage import BOOT, Stage, config, soon, stage
 from tests.simulation.host import GPUS
 from tests.simulation.shim import RUNNER_PORT, spec_of
 
@@ -402,6 +402,23 @@ def test_a_task_that_was_done_before_the_reboot_is_a_success(host: Stage) -> Non
         host.boot = Boot("another boot", host.clock.now())
         await host.restart()
         assert host.reason("t1") == "done_by_runner"
+
+    host.play(scene)
+
+
+def test_a_zero_given_by_the_engine_of_a_boot_between_is_no_success(host: Stage) -> None:
+    async def scene() -> None:
+        await host.run_task(config())
+        host.kill()
+        host.host.reboot()
+        await asyncio.sleep(10)
+        between = Boot("between", host.clock.now())
+        await asyncio.sleep(5)
+        host.engine.exit(host.container("t1").id, 0)  # found dead; the shim got no answer
+        await asyncio.sleep(10)
+        host.boot = Boot("another boot", host.clock.now(), (BOOT, between))
+        await host.restart()
+        assert host.reason("t1") == "executor_error"
 
     host.play(scene)
 
