@@ -98,6 +98,19 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
+        "It comes back to a full host",
+        "From the start of the process to its first answer, and what it has asked the engine until "
+        "then: with 1 task, and with 200 of which 150 run. The bound is 1.5 × the time with 1 task "
+        "and 2 s.",
+        (
+            Row("restart 1", "ready, 1 task", "s", median, 3),
+            Row("restart many", "ready, 200 tasks", "s", median, 3),
+            Row("restart bound", "that, as a share of the bound", "", max, 2, 1.0),
+            Row("restart many lists", "lists asked for, 200 tasks", "", max, 0, 1),
+            Row("restart many inspects", "inspects asked for, 200 tasks", "", max, 0, 0),
+        ),
+    ),
+    Section(
         "It is replaced",
         "200 requests a second, each over a connection of its own, while the next file takes over "
         "as each shim has it: in place, or by exit and the supervisor's next start after 3 s.",

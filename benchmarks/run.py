@@ -27,6 +27,7 @@ from benchmarks.calls import calls
 from benchmarks.candidates import OURS, PEER, REAL_TIME, Candidate, candidate
 from benchmarks.ends import ends, ends_after_restart, submits
 from benchmarks.idle import idle, memory
+from benchmarks.restarts import restarts
 from benchmarks.samples import Samples, load, read
 from benchmarks.stand import Stand
 from benchmarks.starts import cold_starts, kills, versions
@@ -117,7 +118,19 @@ def _counts(options: argparse.Namespace) -> Counts:
     return counts
 
 
-PARTS = ("size", "version", "cold", "kills", "ends", "absence", "submits", "api", "idle", "memory")
+PARTS = (
+    "size",
+    "version",
+    "cold",
+    "kills",
+    "restarts",
+    "ends",
+    "absence",
+    "submits",
+    "api",
+    "idle",
+    "memory",
+)
 
 
 def _parts(
@@ -141,6 +154,7 @@ def _parts(
             _all_of,
             *(partial(kills, *both, tasks=n, rounds=counts.kills) for n in counts.kill_tasks),
         ),
+        partial(in_turns, restarts, 1, tasks=counts.many, rounds=counts.rounds),
         partial(
             _all_of,
             *(

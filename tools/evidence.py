@@ -27,8 +27,14 @@ class Incomplete(Exception):
 
 
 ROWS: tuple[tuple[str, str, str, str], ...] = (
-    ("kill_points", "kill_points", "instants at which a shim was killed", "crash"),
-    ("kill_points", "refusals", "system calls refused (no space, I/O error)", "crash"),
+    (
+        "kill_points",
+        "kill_points",
+        "instants of a task's life at which a shim was killed",
+        "crash",
+    ),
+    ("start_points", "start_points", "instants of a start at which one was killed", "crash"),
+    ("refusals", "refusals", "system calls refused (no space, I/O error)", "crash"),
     (
         "upgrades",
         "upgrade_kill_points",

@@ -22,31 +22,40 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * 3600)]
 
 @attrs.define
 class Tally:
-    """What was tried in the module."""
+    """What was tried of one kind."""
 
-    kill_points: int = 0
-    refusals: int = 0
+    tried: int = 0
     census_violations: int = 0
 
-    def killed(self, outcomes: list[Outcome]) -> None:
-        self.kill_points += len(outcomes)
-        self._judge(outcomes)
-
-    def refused(self, outcomes: list[Outcome]) -> None:
-        self.refusals += len(outcomes)
-        self._judge(outcomes)
-
-    def _judge(self, outcomes: list[Outcome]) -> None:
+    def add(self, outcomes: list[Outcome]) -> None:
         bad = [outcome for outcome in outcomes if outcome.problems]
+        self.tried += len(outcomes)
         self.census_violations += sum(len(outcome.problems) for outcome in bad)
         assert bad == []
 
 
 @pytest.fixture(scope="module")
-def tally(evidence: Evidence) -> Iterator[Tally]:
+def kills(evidence: Evidence) -> Iterator[Tally]:
     tally = Tally()
     yield tally
-    evidence.write("kill_points", **attrs.asdict(tally))
+    counts = {"kill_points": tally.tried, "census_violations": tally.census_violations}
+    evidence.write("kill_points", **counts)
+
+
+@pytest.fixture(scope="module")
+def starts(evidence: Evidence) -> Iterator[Tally]:
+    tally = Tally()
+    yield tally
+    counts = {"start_points": tally.tried, "census_violations": tally.census_violations}
+    evidence.write("start_points", **counts)
+
+
+@pytest.fixture(scope="module")
+def refusals(evidence: Evidence) -> Iterator[Tally]:
+    tally = Tally()
+    yield tally
+    counts = {"refusals": tally.tried, "census_violations": tally.census_violations}
+    evidence.write("refusals", **counts)
 
 
 @pytest.fixture(scope="module")
@@ -62,29 +71,29 @@ def points(trials: Trials) -> dict[str, list[Point]]:
 
 @pytest.mark.parametrize("life", LIVES)
 def test_a_kill_at_any_call_loses_and_leaks_nothing(
-    trials: Trials, points: dict[str, list[Point]], life: str, tally: Tally, evidence: Evidence
+    trials: Trials, points: dict[str, list[Point]], life: str, kills: Tally, evidence: Evidence
 ) -> None:
     """What no fake can tell: that the real order of the real calls has no gap."""
     chosen = choose(points[life], KILLS, evidence)
-    tally.killed([trials.kill(point) for point in chosen])
+    kills.add([trials.kill(point) for point in chosen])
 
 
 def test_a_kill_while_a_tool_works_loses_and_leaks_nothing(
-    trials: Trials, tally: Tally, evidence: Evidence
+    trials: Trials, kills: Tally, evidence: Evidence
 ) -> None:
     """What the tool does after its shim is gone, only a real one does."""
     chosen = evidence.share(tool_points.POINTS)
-    tally.killed([tool_points.kill(trials, point) for point in chosen])
+    kills.add([tool_points.kill(trials, point) for point in chosen])
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_kill_at_any_call_of_a_start_loses_and_leaks_nothing(
-    trials: Trials, situation: str, tally: Tally, evidence: Evidence
+    trials: Trials, situation: str, starts: Tally, evidence: Evidence
 ) -> None:
     """As the kills in a life, for the start that makes the one before good."""
-    starts = Starts(trials)
-    chosen = choose(starts.points(situation), STARTS, evidence)
-    tally.killed([starts.kill(point) for point in chosen])
+    starting = Starts(trials)
+    chosen = choose(starting.points(situation), STARTS, evidence)
+    starts.add([starting.kill(point) for point in chosen])
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
@@ -94,11 +103,11 @@ def test_a_disk_that_refuses_any_call_costs_no_more_than_an_honest_error(
     points: dict[str, list[Point]],
     life: str,
     error: str,
-    tally: Tally,
+    refusals: Tally,
     evidence: Evidence,
 ) -> None:
     """As the kills, for what a full or broken disk does to the same calls."""
     able = [point for point in points[life] if point.call.name in CHANGES]
     few = [point for point in able if point.thread == WORKER]
     chosen = choose(able if evidence.full else few, REFUSALS, evidence)
-    tally.refused([trials.refuse(point, error) for point in chosen])
+    refusals.add([trials.refuse(point, error) for point in chosen])

@@ -67,7 +67,7 @@ def test_violations_of_all_kinds_of_tests_are_one_number() -> None:
         "soak": {"census_violations": 2},
     }
     lines = list(counts_table(counted))
-    assert any(line.startswith("| 1,234 | instants") for line in lines)
+    assert any(line.startswith("| 1,234 | instants of a task's life") for line in lines)
     assert any(line.startswith("| **3** | **census violations") for line in lines)
 
 
