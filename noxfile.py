@@ -160,6 +160,12 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def evidence(session: nox.Session) -> None:
+    """Add up what full counts have come to and write it into docs/testing.md."""
+    _run(session, "-m", "tools.evidence")
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Put the coverage of the runs before together and hold it against its bounds."""
     _run(session, "-m", "tools.coverage_bounds")

@@ -44,6 +44,7 @@ def steps(command: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
     before is done: the file must be built before anything runs it, coverage comes last.
     """
     long = LONG if command == "prove" else ()
+    told = ((("evidence",),),) if command == "prove" else ()
     return (
         (("build",),),
         (
@@ -53,6 +54,7 @@ def steps(command: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
             ("crash",),
         ),
         (("coverage",),),
+        *told,
     )
 
 
