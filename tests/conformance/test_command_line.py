@@ -97,7 +97,9 @@ def test_it_runs_as_one_file_that_only_root_may_read(
     shim = Shim(alone, home)
     try:
         shim.start()
-        assert [place.name for place in folder.iterdir()] == ["dstack-shim"]
+        # What it keeps there for itself has a dot name, as a component on its way has.
+        names = [place.name for place in folder.iterdir() if not place.name.startswith(".")]
+        assert names == ["dstack-shim"]
     finally:
         shim.close()
 
