@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from tests.releases import environments
-from tests.server import truth
+from tests.server import skew, truth
 from tests.server.dstack_server import DstackServer, dstack_server
 from tests.server.stub_shim import StubShim, stub_shim
 from tests.server.truth import IDLE, PULLING, RUNNING, SHUTDOWN, Row, Table
@@ -194,6 +194,17 @@ def test_rolled_back_to_a_release_whose_shim_keeps_nothing_no_job_is_restarted_u
     assert not busy.restarted
     idle = truth.check(server, shim, healthcheck, component, IDLE, expected=release)
     assert idle.restarted
+
+
+def test_the_page_of_servers_and_shims_says_what_they_do(
+    server: DstackServer, shim: StubShim
+) -> None:
+    assert not server.ask("/reload", environment={**GATE, MODE: "off"})["active"]
+    stock = skew.decided(server, shim)
+    assert server.ask("/reload", environment=GATE)["active"]
+    line = skew.row(server.version, stock, skew.decided(server, shim))
+    skew.note(server.version, line)
+    assert line in skew.PAGE.read_text("utf-8").splitlines()
 
 
 def test_a_server_with_bad_settings_runs_on_and_says_what_was_wrong(
