@@ -59,7 +59,7 @@ def test_it_tells_beside_a_running_shim_and_after_it_what_a_start_would_keep(
         shim.wait_for(task_id, RUNNING)
     before = files(shim)
     code, answer = doctor(shim, **environ)
-    assert (code, answer["level"]) == (0, "ok")
+    assert (code, answer["level"]) == (0, "ok"), answer["findings"]
     assert {task["id"]: (task["status"], task["next"]) for task in answer["tasks"]} == {
         "t1": ("running", "nothing"),
         "t2": ("running", "nothing"),
