@@ -8,9 +8,12 @@ import os
 import pty
 import resource
 import signal
+import socket
+import socketserver
 import struct
 import subprocess
 import termios
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -194,6 +197,52 @@ def test_a_shim_of_another_home_is_not_taken_for_this_one(
     assert f"the shim on port {shim.port} is one of another home than {tmp_path}/other" in err
     assert "1 more found that are no task of this shim" in err
     assert console.call("status", f"--shim-home={tmp_path}/other")[0] == 3
+
+
+class Relay(socketserver.ThreadingTCPServer):
+    """A port behind which an engine's socket answers, as with an engine on another machine."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Way)
+        self.path = str(path)
+
+
+class _Way(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Relay)
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.connect(self.server.path)
+            back = threading.Thread(target=_pass_on, args=(engine, self.request))
+            back.start()
+            _pass_on(self.request, engine)
+            back.join()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+def test_an_engine_that_is_not_reached_by_its_socket(
+    shim: ShimProcess, console: Console, images: Images, instance: Host
+) -> None:
+    shim.submit("fails", images.job("echo last words; exit 7"))
+    shim.wait_for("fails", TERMINATED)
+    with Relay(instance.engine.socket) as relay:
+        thread = threading.Thread(target=relay.serve_forever)
+        thread.start()
+        elsewhere = {"DOCKER_HOST": f"tcp://127.0.0.1:{relay.server_address[1]}"}
+        assert console.json("ps", **elsewhere)["engine"] is True
+        assert console.json("show", "fails", **elsewhere)["container"]["exit_code"] == 7
+        assert console.call("logs", "fails", **elsewhere) == (0, "last words\n", "")
+        assert console.json("status", **elsewhere)["engine"]["version"]
+        relay.shutdown()
+        thread.join()
 
 
 EVIL = r"printf 'a\033]0;owned\007b\033[2J\r\nc\302\233d\342\200\256e\n\033[31mred\033[0m\n'"

@@ -16,7 +16,7 @@ from dstack_shim.console.screen import as_json, note, screen
 from dstack_shim.console.sources import Sources, look
 from dstack_shim.console.text import shown_output
 from dstack_shim.console.view import NoSuchTask, TaskView, find, tasks_of
-from dstack_shim.engine.output import ENGINE_LIMITS, STDERR, Piece, read_output
+from dstack_shim.engine.output import STDERR, Piece, read_output
 from dstack_shim.errors import ContainerNotFound, EngineError, UsageError
 from dstack_shim.settings import Invocation
 
@@ -46,7 +46,6 @@ def run(invocation: Invocation) -> int:
         tail=tail,
         follow=follow,
         timestamps=invocation.json or "timestamps" in invocation.options,
-        limits=ENGINE_LIMITS,
     )
     try:
         if raw:

@@ -12,13 +12,10 @@ from dstack_shim_contracts.api import TaskConfig
 from dstack_shim.commands import UNKNOWN_TASK
 from dstack_shim.console.ps import STYLES, task_document, tell_problems
 from dstack_shim.console.screen import Cell, as_json, note, percent, screen, size
-from dstack_shim.console.sources import Sources, look
+from dstack_shim.console.sources import Sources, details_of, look
 from dstack_shim.console.times import rfc3339, told
 from dstack_shim.console.view import NoSuchTask, TaskView, find, tasks_of
-from dstack_shim.engine.docker import DockerEngine
-from dstack_shim.engine.output import ENGINE_LIMITS
 from dstack_shim.engine.protocol import ContainerDetails
-from dstack_shim.errors import EngineError
 from dstack_shim.settings import Invocation
 
 Fact = tuple[str, Cell]
@@ -33,23 +30,13 @@ def run(invocation: Invocation) -> int:
         tell_problems(sources)
         note(str(error))
         return UNKNOWN_TASK
-    details = None if task.container is None else asyncio.run(_details(task.container.id))
+    details = None if task.container is None else details_of(task.container.id)
     if invocation.json:
         print(as_json(document(task, details, sources)))  # noqa: T201 - the answer
         return 0
     screen().facts(list(facts(task, details, sources, time.time())))
     tell_problems(sources)
     return 0
-
-
-async def _details(container_id: str) -> ContainerDetails | None:
-    engine = DockerEngine(limits=ENGINE_LIMITS, workers=1)
-    try:
-        return await engine.inspect(container_id)
-    except EngineError:
-        return None  # gone, or the engine with it: the list's word is what is left
-    finally:
-        await engine.close()
 
 
 def facts(

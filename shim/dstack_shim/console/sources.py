@@ -20,7 +20,7 @@ from dstack_shim_contracts.errors import ClientError, ShimResponseError, ShimUnr
 from dstack_shim_contracts.statuses import TaskStatus
 
 from dstack_shim.engine.glance import Glance, local_socket
-from dstack_shim.engine.protocol import Container, Engine, EngineInfo
+from dstack_shim.engine.protocol import Container, ContainerDetails, Engine, EngineInfo
 from dstack_shim.errors import EngineError, ShimError, StartupError, StoreError
 from dstack_shim.home import check_home, holder
 from dstack_shim.log import event_log
@@ -100,6 +100,27 @@ async def look(settings: Settings, engine: Engine | None = None, *, deep: bool =
     return Sources(
         home, port, found, says, containers, info, pid, tuple(text for text in problems if text)
     )
+
+
+def details_of(container_id: str) -> ContainerDetails | None:
+    """What the engine says of one container; None if it is gone, or the engine with it."""
+    path = local_socket(os.environ)
+    try:
+        if path is not None:
+            return Glance(path, ENGINE_PATIENCE).inspect(container_id)
+        return asyncio.run(_inspect_elsewhere(container_id))
+    except EngineError:
+        return None
+
+
+async def _inspect_elsewhere(container_id: str) -> ContainerDetails:
+    from dstack_shim.engine.docker import DockerEngine  # noqa: PLC0415 - slow to load
+
+    engine = DockerEngine()
+    try:
+        return await engine.inspect(container_id)
+    finally:
+        await engine.close()
 
 
 def _ask_shim(port: int, deep: bool) -> tuple[ShimSays | None, str]:

@@ -10,18 +10,24 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlencode
 
-from dstack_shim.engine.engine_json import Unreadable, container_from_list
-from dstack_shim.engine.protocol import LABEL_IS_TASK, Container, EngineInfo
-from dstack_shim.errors import EngineError, EngineUnreachable
+from dstack_shim.engine.engine_json import (
+    Unreadable,
+    container_from_list,
+    details_from_inspect,
+)
+from dstack_shim.engine.protocol import LABEL_IS_TASK, Container, ContainerDetails, EngineInfo
+from dstack_shim.errors import ContainerNotFound, EngineError, EngineUnreachable
 
 DEFAULT = "unix:///var/run/docker.sock"
 
 _SCHEME = "unix://"
 _LARGEST_ANSWER = 64 << 20
+_CHUNK = 1 << 16
 _ONLY_TASKS = {"all": "1", "filters": json.dumps({"label": [f"{LABEL_IS_TASK}=true"]})}
 
 
@@ -66,13 +72,44 @@ class Glance:
                 continue  # the daemon's log names it
         return tuple(found)
 
+    def inspect(self, container_id: str) -> ContainerDetails:
+        """Everything about one container.
+
+        Raises ``ContainerNotFound``, ``EngineUnreachable``, ``EngineError``.
+        """
+        try:
+            return details_from_inspect(self._ask(f"/containers/{container_id}/json"))
+        except Unreadable as why:
+            raise EngineError(f"the engine's words on container {container_id}: {why}") from why
+
+    def stream(self, path: str, *, waits: bool) -> Iterator[bytes]:
+        """An answer as it comes; one that ``waits`` may be silent for as long as it likes.
+
+        Raises ``ContainerNotFound``, ``EngineUnreachable``, ``EngineError``.
+        """
+        with self._asked(path, waits=waits) as response:
+            if response.status != http.client.OK:
+                _content(response.status, response.read(_LARGEST_ANSWER))
+            while chunk := response.read1(_CHUNK):
+                yield chunk
+
     def _ask(self, path: str) -> Any:
+        with self._asked(path) as response:
+            body = response.read(_LARGEST_ANSWER + 1)
+        if response.length:  # what is left of the announced length
+            raise EngineUnreachable("the engine's answer is cut short, or has no end")
+        return _content(response.status, body)
+
+    @contextmanager
+    def _asked(self, path: str, *, waits: bool = False) -> Iterator[http.client.HTTPResponse]:
         connection = _Connection(self._path, self._patience)
         try:
             # Without a version in the path an engine answers in its newest, which we read too.
             connection.request("GET", path, headers={"Host": "docker"})
             response = connection.getresponse()
-            body = response.read(_LARGEST_ANSWER + 1)
+            if waits:
+                connection.sock.settimeout(None)
+            yield response
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise EngineUnreachable(
@@ -80,9 +117,6 @@ class Glance:
             ) from error
         finally:
             connection.close()
-        if response.length:  # what is left of the announced length
-            raise EngineUnreachable("the engine's answer is cut short, or has no end")
-        return _content(response.status, body)
 
 
 class _Connection(http.client.HTTPConnection):
@@ -104,9 +138,10 @@ def _content(status: int, body: bytes) -> Any:
         raise EngineUnreachable(
             f"the engine's answer is cut short or not JSON: {error}"
         ) from error
-    if status != http.client.OK:
-        raise EngineError(_text(answer, "message") or f"the engine answered {status}")
-    return answer
+    if status == http.client.OK:
+        return answer
+    words = _text(answer, "message") or f"the engine answered {status}"
+    raise ContainerNotFound(words) if status == http.client.NOT_FOUND else EngineError(words)
 
 
 def _text(answer: Any, key: str) -> str:

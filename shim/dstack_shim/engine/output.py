@@ -6,15 +6,17 @@ keep a connection as long as a person reads.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from urllib.parse import urlencode
 
 import attrs
 
-from dstack_shim.engine.connection import Connection, Limits, Refusal
+from dstack_shim.engine.glance import Glance, local_socket
 from dstack_shim.errors import ContainerNotFound
 
-ENGINE_LIMITS = Limits(connect=1.0, greeting=2.0, ask=3.0)
-"""A person waits: sooner given up than by the daemon."""
+PATIENCE = 3.0
+"""Seconds for each answer. A person waits: sooner given up than by the daemon."""
 
 STDERR = 2
 """Which of the two streams a frame is of, in the engine's numbers."""
@@ -73,32 +75,44 @@ def read_output(
     tail: int | None,
     follow: bool,
     timestamps: bool = False,
-    limits: Limits | None = None,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Iterator[Piece]:
     """The last ``tail`` lines of both streams in order (None: all), and what is added to them.
 
     Raises ``ContainerNotFound``, ``EngineUnreachable``, ``EngineError``.
     """
-    limits = limits or Limits()
-    connection = Connection(environ, limits=limits, pool_size=1)
-    params = {
+    wanted = {
         "stdout": "1",
         "stderr": "1",
         "tail": "all" if tail is None else str(tail),
         "follow": "1" if follow else "0",
         "timestamps": "1" if timestamps else "0",
     }
+    path = f"/containers/{container_id}/logs"
+    local = local_socket(environ)
+    if local is not None:
+        chunks = Glance(local, PATIENCE).stream(f"{path}?{urlencode(wanted)}", waits=follow)
+    else:
+        chunks = _from_elsewhere(path, wanted, environ)
     frames = Frames()
+    for chunk in chunks:
+        yield from frames.feed(chunk)
+
+
+def _from_elsewhere(
+    path: str, wanted: Mapping[str, str], environ: Mapping[str, str]
+) -> Iterator[bytes]:
+    from dstack_shim.engine.connection import (  # noqa: PLC0415 - slow to load
+        Connection,
+        Limits,
+        Refusal,
+    )
+
+    connection = Connection(environ, limits=Limits(connect=PATIENCE), pool_size=1)
+    limit = _LONGEST_SILENCE if wanted["follow"] == "1" else PATIENCE
     try:
-        with connection.open(
-            "GET",
-            f"/containers/{container_id}/logs",
-            limit=_LONGEST_SILENCE if follow else limits.ask,
-            params=params,
-        ) as response:
-            for chunk in response.iter_content(chunk_size=None):
-                yield from frames.feed(chunk)
+        with connection.open("GET", path, limit=limit, params=wanted) as response:
+            yield from response.iter_content(chunk_size=None)
     except Refusal as refusal:
         if refusal.status == 404:
             raise ContainerNotFound(str(refusal)) from refusal

@@ -12,7 +12,7 @@ import pytest
 
 from dstack_shim.engine.glance import Glance, local_socket
 from dstack_shim.engine.protocol import LABEL_TASK_ID, ContainerState
-from dstack_shim.errors import EngineError, EngineUnreachable
+from dstack_shim.errors import ContainerNotFound, EngineError, EngineUnreachable
 
 BOX = {
     "Id": "c1",
@@ -112,6 +112,33 @@ def test_an_answer_cut_short_is_none(server: Server, glance: Glance) -> None:
     server.says([BOX], cut=100)
     with pytest.raises(EngineUnreachable):
         glance.list_task_containers()
+
+
+def test_a_container_in_all_detail(server: Server, glance: Glance) -> None:
+    server.says({"Id": "c1", "State": {"Status": "exited", "ExitCode": 7}})
+    details = glance.inspect("c1")
+    assert (details.exit_code, details.container.state) == (7, ContainerState.EXITED)
+    server.says({"Id": "c1", "State": {"Status": "exited"}})
+    with pytest.raises(EngineError, match=r"container c1: no State\.ExitCode"):
+        glance.inspect("c1")
+
+
+def test_a_container_that_is_gone(server: Server, glance: Glance) -> None:
+    server.says({"message": "No such container: c1"}, status=404)
+    with pytest.raises(ContainerNotFound, match="No such container"):
+        glance.inspect("c1")
+    with pytest.raises(ContainerNotFound, match="No such container"):
+        list(glance.stream("/containers/c1/logs", waits=False))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_answer_as_it_comes(server: Server, glance: Glance, waits: bool) -> None:
+    chunks = b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
+    server.answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+    assert b"".join(glance.stream("/", waits=waits)) == b"hello world"
+    server.answer = server.answer[:-20]
+    with pytest.raises(EngineUnreachable):
+        list(glance.stream("/", waits=waits))
 
 
 def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
