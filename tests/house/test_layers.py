@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.one_python  # sources are read, not run
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "dstack_shim_contracts": ROOT / "contracts/dstack_shim_contracts",

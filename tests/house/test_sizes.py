@@ -9,6 +9,8 @@ import pytest
 
 from tests.house.test_layers import MODULES
 
+pytestmark = pytest.mark.one_python  # sources are read, not run
+
 LONGEST_FUNCTION = 50
 LONGEST_MODULE = 500
 """Lines, comments and docstrings counted."""
