@@ -40,7 +40,8 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "A job ends",
         "From the moment at which the engine says that the container's process ended, to the first "
-        "answer of the API with `terminated` (asked every 5 ms). The ends come at random moments.",
+        "answer of the API with `terminated` (asked every 5 ms). The ends come at random moments; one "
+        "that is not told of within a minute counts as one.",
         (
             Row("ends 1", "1 task, p50", "ms", median, budget=100, is_in_picture=True),
             Row("ends 1", "1 task, p99", "ms", p99, budget=300),

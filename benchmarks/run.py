@@ -145,7 +145,7 @@ def _parts(
         for each in candidates:
             samples.add("size", each.name, [each.size / 1e6])
 
-    both = (stand, candidates, samples)
+    both, fifty = (stand, candidates, samples), min(50, counts.many)
     parts: tuple[Part, ...] = (
         sizes,
         partial(versions, candidates, samples, rounds=3 * counts.rounds),
@@ -159,15 +159,9 @@ def _parts(
             _all_of,
             *(
                 partial(in_turns, ends, _TURNS, running=n, count=counts.ends // _TURNS)
-                for n in (1, min(50, counts.many))
+                for n in (1, fifty)
             ),
-            partial(
-                in_turns,
-                ends_after_restart,
-                1,
-                running=min(50, counts.many),
-                count=min(50, counts.ends),
-            ),
+            partial(in_turns, ends_after_restart, 1, running=fifty, count=min(fifty, counts.ends)),
         ),
         partial(absence, *both, count=counts.replacements),
         partial(in_turns, submits, _TURNS, count=max(1, counts.submits // _TURNS)),
