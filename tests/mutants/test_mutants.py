@@ -43,9 +43,3 @@ def test_a_rule_turned_off_makes_its_tests_fail(
     failed = failing(source, mutant.tests)
     caught[mutant.name] = sorted(failed)
     assert failed == set(mutant.tests)
-
-
-def test_names_are_given_once_and_each_has_a_test() -> None:
-    names = [mutant.name for mutant in MUTANTS]
-    assert len(names) == len(set(names))
-    assert all(mutant.tests for mutant in MUTANTS)
