@@ -74,7 +74,7 @@ class Upgrading:
         inject = f"inject={point.call}:signal=KILL:when={point.number}"
         with self._strace(self._site.pid, "-e", inject):
             self._attempt(point.way, ends)
-        problems = [f"{point}: {problem}" for problem in self._look()]
+        problems = [f"{point}: {problem}" for problem in self._look_at_rest()]
         self._recover()
         return problems
 
@@ -92,9 +92,26 @@ class Upgrading:
             return bool(ended and last["new"]["version"] == version)
 
         with suppress(ClientError):  # it was killed
-            self._site.upgrade(content)
+            self._site.install(content)
+            if ends is None or len(self._site.supervisor.runs) == ends:
+                self._site.client.shutdown()
         with suppress(AssertionError):  # a kill of a thread's call that never came
             eventually(over, within=_PATIENCE)
+
+    def _look_at_rest(self) -> list[str]:
+        """Look while one process serves: a shutdown may have reached the one that was started
+        after the kill, which then exits once more.
+        """
+        while True:
+            ends = len(self._site.supervisor.runs)
+            try:
+                problems = self._look()
+            except (ClientError, OSError):
+                runs = self._site.supervisor.runs
+                eventually(lambda: len(runs) > ends, saying="who was asked has ended")  # noqa: B023
+                continue
+            if len(self._site.supervisor.runs) == ends:
+                return problems
 
     def _look(self) -> list[str]:
         """What is wrong once the supervisor has done its part."""
