@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -581,6 +582,8 @@ def test_after_a_replacement_nothing_is_imported_any_more(
     for path in ("/nowhere", "/metrics/tasks/t1", "/api/tasks/none"):
         with pytest.raises(ShimResponseError):
             site.client.document(path)
+    with urllib.request.urlopen(f"http://localhost:{PORT}/metrics", timeout=30) as answer:
+        assert answer.status == 200
     site.install(foreign("0.21.2"))
     site.client.terminate("t1")
     site.client.remove("t1")
