@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tools.host_state import State
 from tools.lanes import Session
-from tools.run_all import Run, add_up, describe, lasting_differences
+from tools.run_all import Run, add_up, chosen_steps, describe, lasting_differences
 
 
 def run(name: str, *, passed: int = 1, failed: int = 0, finished: bool = True) -> Run:
@@ -63,3 +63,7 @@ def test_what_stays_is_a_change() -> None:
     stays = {"loop devices": ["/dev/loop0"]}
     changed = lasting_differences({"loop devices": []}, lambda: stays, within=0)
     assert changed == ["loop devices: + /dev/loop0"]
+
+
+def test_sessions_that_are_asked_for_run_on_a_file_built_from_what_is_there() -> None:
+    assert chosen_steps(["crash", "engine"]) == ((("build",),), (("crash", "engine"),))
