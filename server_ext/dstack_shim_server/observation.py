@@ -73,6 +73,11 @@ class Observation:
         return " ".join(word for word in words if word)
 
     @property
+    def is_trying(self) -> bool:
+        """Whether the running shim is in the middle of being replaced in place."""
+        return self._last_upgrade.get("outcome") == "trying"
+
+    @property
     def _last_upgrade(self) -> Mapping[str, Any]:
         told = self.implementation.get("last_upgrade")
         return told if isinstance(told, Mapping) else {}

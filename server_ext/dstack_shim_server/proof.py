@@ -102,6 +102,8 @@ def _is_back(restart: OpenRestart, seen: Observation) -> bool:
     if seen.running_version != restart.from_version:
         return bool(seen.running_version)
     # The old version again: another process of it, or the same one after it tried the new file.
+    if seen.is_trying:
+        return False
     return seen.process not in {"", restart.process} and bool(restart.process)
 
 

@@ -174,6 +174,13 @@ def test_what_the_shim_says_of_its_upgrade_is_kept() -> None:
     assert (found.outcome, found.why) == (Outcome.ROLLED_BACK, f"{NEW} refused not a shim")
 
 
+def test_a_shim_that_is_still_trying_the_new_file_is_not_back() -> None:
+    trying = {"to_version": NEW, "outcome": "trying", "at": "12:04"}
+    seen = back(RUNS, running=OLD, **said("12:00", **trying))
+    found = looked(begun(RUNS, process="12:00"), seen, seen, seen)
+    assert (found.outcome, found.returned) == (None, False)
+
+
 def test_an_upgrade_before_the_restart_says_nothing_about_it() -> None:
     upgrade = {"to_version": OLD, "outcome": "done", "at": "11:00"}
     seen = back(RUNS, running=OLD, **said("12:00", **upgrade))
