@@ -29,12 +29,13 @@ from dstack_shim.console.doctor.findings import Check, Cure
 from dstack_shim.console.sources import ShimSays
 from dstack_shim.console.text import shown
 from dstack_shim.doctor import Level
-from dstack_shim.engine.protocol import EngineInfo
+from dstack_shim.engine.protocol import EngineInfo, Mount
 from dstack_shim.errors import EngineUnreachable
 from dstack_shim.home import lock_home
 from dstack_shim.host.gpus import GpuInventory
 from dstack_shim.log import EventLog, event_log
 from dstack_shim.resources.ssh_keys import parse_key
+from dstack_shim.resources.volume_names import ROOT
 from dstack_shim.settings import Settings
 from dstack_shim.upgrade_state import UpgradeFile
 from tests.lab.fake_engine import FakeEngine
@@ -325,10 +326,21 @@ def test_beside_another_home_marks_are_nobodys_to_remove(host: Host) -> None:
     assert found["keys of alice"].fix is None
 
 
-def test_a_volume_that_a_container_uses_is_somebodys(host: Host) -> None:
-    _with_volume(host)
+@pytest.mark.parametrize(
+    ("source", "is_nobodys"), [(f"{ROOT}/data", False), ("/elsewhere/data", True)]
+)
+def test_a_volume_that_a_container_uses_is_somebodys(
+    host: Host, source: str, is_nobodys: bool
+) -> None:
+    host.run("t1", home="/another")
     facts = serving(look(host, **_volume_of_nobody(host)))
-    assert "volume data" not in wrong(checks(facts))
+    assert facts.sources is not None
+    assert facts.sources.containers is not None
+    boxes = tuple(
+        attrs.evolve(box, mounts=(Mount(source, "/data"),)) for box in facts.sources.containers
+    )
+    facts = attrs.evolve(facts, sources=attrs.evolve(facts.sources, containers=boxes))
+    assert ("volume data" in wrong(checks(facts))) is is_nobodys
 
 
 def test_what_dstacks_own_shim_made_is_not_ours_to_stop(host: Host) -> None:

@@ -12,6 +12,7 @@ from dstack_shim_contracts.record import TaskRecord
 from dstack_shim.console.doctor.facts import Facts
 from dstack_shim.console.doctor.findings import Check, Cure, Fix, broken, ok, warning
 from dstack_shim.engine.protocol import Container
+from dstack_shim.resources.volume_names import volumes_from_mounts
 from dstack_shim.tasks.leaks import Held, host_keys, leaks
 
 _ENDED_RUNS = "a running shim stops it within seconds; if none does, see dstack-shim events"
@@ -118,7 +119,7 @@ def _unless_shared(facts: Facts, fix: Fix) -> Fix | None:
 def _mounted_by_containers(facts: Facts) -> set[str]:
     containers = (facts.sources.containers if facts.sources else None) or ()
     sources = (mount.source for box in containers if box.state.alive for mount in box.mounts)
-    return {source.rpartition("/")[2] for source in sources}
+    return {volume.name for volume in volumes_from_mounts(sources)}
 
 
 def _runs(facts: Facts, record: TaskRecord) -> bool:
