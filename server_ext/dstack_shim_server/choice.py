@@ -11,6 +11,7 @@ import re
 import string
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 from dstack_shim_contracts.versions import parse_version
@@ -95,7 +96,8 @@ def read_version(text: str) -> str:
 
 def read_url(text: str) -> str:
     """Check a template of a download URL. Raises ValueError."""
-    if not text.startswith(("http://", "https://")):
+    # Kept in the record and logged by servers, so no place for a password.
+    if not text.startswith(("http://", "https://")) or "@" in urlsplit(text).netloc:
         raise ValueError(text)
     # Each part is (text, field, format, conversion); a broken brace raises ValueError by itself.
     for _, field, form, conversion in string.Formatter().parse(text):

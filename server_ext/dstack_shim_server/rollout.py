@@ -54,7 +54,7 @@ class Rollout:
             self.recorder.withdraw(sightings.claim)
         seen = self._observed(sightings)
         if not sightings.claim and done:
-            self.recorder.notes.restarted(_new_restart(seen, self._reasons(seen)))
+            self.recorder.notes.restarted(_new_restart(seen, self.recorder.notes.reason_of))
         # A claim has written what this check saw.
         if not (sightings.claim and done):
             self.recorder.see(seen)
@@ -62,7 +62,7 @@ class Rollout:
     def _refusal(self, sightings: Sightings, client: object) -> str:
         """Claim the restart; if that is not to be, return why."""
         seen = self._observed(sightings)
-        new = _new_restart(seen, self._reasons(seen))
+        new = _new_restart(seen, self.recorder.notes.reason_of)
         trouble = self.recorder.trouble
         state = RolloutState() if trouble else self.recorder.snapshot.state
         fleet = self.recorder.fleet(seen.subject.fleet_id)
@@ -104,10 +104,6 @@ class Rollout:
                 task.status.value for task in (decision.blocking if decision else ())
             ),
         )
-
-    def _reasons(self, seen: Observation) -> Callable[[str], str]:
-        told = self.recorder.notes.reasons() if seen.tasks else {}
-        return lambda task_id: told.get(task_id, "")
 
 
 def _new_restart(seen: Observation, reason_of: Callable[[str], str]) -> NewRestart:

@@ -180,7 +180,10 @@ _READ: Mapping[str, tuple[Callable[[str], object], str]] = {
     "RETURN_WITHIN": (_integer(10, 86_400), "a number of seconds from 10 to 86400"),
     "RETENTION_DAYS": (_integer(1, 3_650), "a number of days from 1 to 3650"),
     "VERSION": (choice.read_version, "a version like 0.22.5 or 0.22.5.post1"),
-    "DOWNLOAD_URL": (choice.read_url, "an http or https URL, places {version} and {arch}"),
+    "DOWNLOAD_URL": (
+        choice.read_url,
+        "an http or https URL without a password, places {version} and {arch}",
+    ),
     "SHA256": (choice.read_sha256, "64 hexadecimal digits, or amd64=…,arm64=…"),
     "FLEETS": (
         choice.read_fleets,

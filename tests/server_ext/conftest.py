@@ -33,6 +33,7 @@ def records_end_with_the_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     monkeypatch.setattr(activation, "at_exit", lambda *_, **__: None)
     # Nobody waits for a batch to fill.
     monkeypatch.setattr(recorder, "BATCH", 0.0)
+    monkeypatch.setattr(recorder, "COUNT", 0.0)
     yield started
     for one in started:
         one.stop()

@@ -67,7 +67,14 @@ def test_versions_that_cannot_be_compared_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("ftp://x/{version}", "x", "https://x/{", "https://x/{0}", "https://x/{}"),
+        *(
+            "https://me:secret@x/{version}",
+            "ftp://x/{version}",
+            "x",
+            "https://x/{",
+            "https://x/{0}",
+            "https://x/{}",
+        ),
         *("https://x/{version.real}", "https://x/{version!r}", "https://x/{arch:>9}"),
         *("https://x/{name}", "https://x/}"),
     ],

@@ -174,6 +174,17 @@ def test_fleets_that_cannot_be_read_cost_their_names_only(database: Database) ->
     assert [row["fleet"] for row in database.ask(INSTANCES)] == [""]
 
 
+def test_fleets_that_do_not_exist_are_told_once(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = recorder(database, **policy(hold_fleets=frozenset({"gpu", "main/cpu", "gpus"})))
+    for _ in range(2):
+        see(keeper, check())
+    assert [line for line in caplog.messages if "no fleet" in line] == [
+        "shim_restart: no fleet is called gpus, as the settings have it"
+    ]
+
+
 def test_many_checks_are_one_transaction(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

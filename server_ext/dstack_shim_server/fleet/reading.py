@@ -9,7 +9,7 @@ from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dstack_shim_server.proof import Outcome
-from dstack_shim_server.record.batch import Snapshot, read
+from dstack_shim_server.record.batch import Snapshot, count, read
 from dstack_shim_server.record.tables import instances, replicas, restarts, rollout, stops
 from dstack_shim_server.record.writing import failures, insert
 
@@ -115,8 +115,8 @@ def restart_document(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 async def read_snapshot(connection: AsyncConnection) -> Snapshot:
-    """Read how the roll-out stands."""
-    return await read(connection, {})
+    """Read how the roll-out stands, with its figures."""
+    return await count(connection, await read(connection, {}))
 
 
 async def read_stops(connection: AsyncConnection) -> Sequence[Mapping[str, Any]]:

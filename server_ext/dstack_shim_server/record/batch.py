@@ -44,6 +44,9 @@ class Work:
     overdue: frozenset[str]
     silent: frozenset[str]
     now: float
+    # The record as of the last transaction, and whether its figures are old enough to count anew.
+    before: Snapshot = attrs.Factory(Snapshot)
+    count_anew: bool = True
 
 
 async def write(connection: AsyncConnection, work: Work) -> tuple[Snapshot, Sequence[Ended]]:
@@ -58,22 +61,35 @@ async def write(connection: AsyncConnection, work: Work) -> tuple[Snapshot, Sequ
     await writing.write_restarts(connection, made)
     await writing.withdraw(connection, work.batch.withdrawn)
     ended = await _prove(connection, work)
-    return await read(connection, fleets), ended
+    snapshot = await read(connection, fleets)
+    if work.count_anew:
+        return await count(connection, snapshot), ended
+    by_state, by_outcome = work.before.by_state, work.before.by_outcome
+    return attrs.evolve(snapshot, by_state=by_state, by_outcome=by_outcome), ended
 
 
-async def read(connection: AsyncConnection, fleets: Mapping[str, Fleet]) -> Snapshot:
-    """Read how things are."""
-    chosen = (await connection.execute(select(rollout.c.choice, rollout.c.choice_by))).one()
-    last_seen = (
-        select(restarts.c.id, instances.c.seen_at)
-        .join(instances, instances.c.id == restarts.c.instance_id)
-        .where(restarts.c.outcome.is_(None))
-    )
+async def count(connection: AsyncConnection, snapshot: Snapshot) -> Snapshot:
+    """Add the figures, for which all rows are read."""
     by_state = select(instances.c.state, func.count()).group_by(instances.c.state)
     by_outcome = (
         select(restarts.c.outcome, func.count())
         .where(restarts.c.outcome.is_not(None))
         .group_by(restarts.c.outcome)
+    )
+    return attrs.evolve(
+        snapshot,
+        by_state=rows.pairs(await connection.execute(by_state)),
+        by_outcome=rows.pairs(await connection.execute(by_outcome)),
+    )
+
+
+async def read(connection: AsyncConnection, fleets: Mapping[str, Fleet]) -> Snapshot:
+    """Read how the roll-out stands."""
+    chosen = (await connection.execute(select(rollout.c.choice, rollout.c.choice_by))).one()
+    last_seen = (
+        select(restarts.c.id, instances.c.seen_at)
+        .join(instances, instances.c.id == restarts.c.instance_id)
+        .where(restarts.c.outcome.is_(None))
     )
     return Snapshot(
         state=await claiming.read_state(connection),
@@ -81,8 +97,6 @@ async def read(connection: AsyncConnection, fleets: Mapping[str, Fleet]) -> Snap
         choice_by=chosen.choice_by,
         fleets=fleets,
         last_seen=rows.pairs(await connection.execute(last_seen)),
-        by_state=rows.pairs(await connection.execute(by_state)),
-        by_outcome=rows.pairs(await connection.execute(by_outcome)),
     )
 
 

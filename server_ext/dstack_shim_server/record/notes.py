@@ -62,6 +62,11 @@ class Notes:
         with self._lock:
             return dict(self._reasons)
 
+    def reason_of(self, task_id: str) -> str:
+        """Return why a task ended, "" if nobody was told."""
+        with self._lock:
+            return self._reasons.get(task_id, "")
+
     def take(self) -> Batch:
         """Take what was left."""
         with self._lock:

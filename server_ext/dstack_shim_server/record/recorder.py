@@ -39,6 +39,8 @@ BATCH = 1.0
 LOOK = 5.0
 # Seconds until the next try: doubled with each failure, up to the second.
 RETRY = (1.0, 60.0)
+# Seconds between countings of all rows, for figures.
+COUNT = 15.0
 # Seconds an instance check waits for a claim; then the shim is not restarted this time.
 CLAIM = 3.0
 _HOUR = 3_600.0
@@ -66,6 +68,8 @@ class Recorder:
     _patience: Patience = attrs.Factory(Patience)
     # By this process's own clock, as all that is measured here.
     _tidied_at: float = float("-inf")
+    _counted_at: float = float("-inf")
+    _unknown_names: frozenset[str] = frozenset()
     _settled: bool = False
     _writing: asyncio.Lock = attrs.Factory(asyncio.Lock)
 
@@ -199,9 +203,23 @@ class Recorder:
                 snapshot.choice_by,
             )
         self._patience.look(snapshot, self.monotonic())
+        self._tell_unknown_names(snapshot)
         if self.trouble:
             self.trouble = ""
             guard.logger.info("shim_restart: the record is in use")
+
+    def _tell_unknown_names(self, snapshot: Snapshot) -> None:
+        """A fleet that is called by a wrong name is neither held nor given its own shim."""
+        known = {fleet.name for fleet in snapshot.fleets.values()}
+        known |= {f"{fleet.project}/{fleet.name}" for fleet in snapshot.fleets.values()}
+        named = self.settings.policy.hold_fleets | self.settings.choice.fleets.keys()
+        unknown = named - known if snapshot.fleets else frozenset[str]()
+        if unknown - self._unknown_names:
+            guard.logger.warning(
+                "shim_restart: no fleet is called %s, as the settings have it",
+                " or ".join(sorted(unknown)),
+            )
+        self._unknown_names = frozenset(unknown)
 
     def _yields(self, snapshot: Snapshot) -> bool:
         return snapshot.choice != self.settings.choice.document()
@@ -219,6 +237,9 @@ class Recorder:
 
     def _work(self, taken: Batch) -> Work:
         now = self.monotonic()
+        count_anew = now - self._counted_at >= COUNT
+        if count_anew:
+            self._counted_at = now
         return Work(
             batch=taken,
             replica=self.replica,
@@ -228,6 +249,8 @@ class Recorder:
             overdue=self._patience.overdue(now, self.settings.return_within),
             silent=self._patience.silent(now, self.settings.return_within),
             now=self.clock(),
+            before=self.snapshot,
+            count_anew=count_anew,
         )
 
 
