@@ -9,7 +9,7 @@ from benchmarks.report import Told, number, told
 from benchmarks.rows import SECTIONS
 from benchmarks.samples import Samples
 
-WIDTH, LEFT, RIGHT, BAR, GAP, TOP = 860, 300, 120, 14, 12, 46
+WIDTH, LEFT, RIGHT, BAR, GAP, TOP = 860, 270, 180, 14, 12, 46
 INK, OURS, PEER, BUDGET, PAPER = "#1f2933", "#2f8f5b", "#b0b7bf", "#c0392b", "#ffffff"
 
 
@@ -19,7 +19,7 @@ def draw(samples: Samples, peer: str) -> str:
         one
         for section in SECTIONS
         for one in (told(row, samples) for row in section.rows)
-        if one.row.is_in_picture and one.ours is not None
+        if one.row.in_picture and one.ours is not None
     ]
     step = 2 * BAR + GAP if peer else BAR + GAP
     height = TOP + step * len(rows) + 8
@@ -53,7 +53,7 @@ def _row(row: Told, y: float) -> Iterator[str]:
     values = [value for value in (row.ours, row.peer) if value is not None]
     longest = max([*values, row.row.budget or 0]) or 1
     scale = (WIDTH - LEFT - RIGHT) / longest
-    yield _text(14, y + BAR - 2, row.row.label)
+    yield _text(14, y + BAR - 2, row.row.in_picture)
     for index, (value, colour) in enumerate(((row.ours, OURS), (row.peer, PEER))):
         if value is not None:
             width = max(value, 0) * scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 
 import attrs
@@ -55,10 +56,10 @@ def markdown(samples: Samples, facts: Mapping[str, str]) -> str:
 
 def _head(facts: Mapping[str, str]) -> Iterator[str]:
     yield "# Benchmarks\n"
-    yield (
+    yield _wrapped(
         "Written by `./dev bench`; `./dev bench -- --peer FILE` measures another shim beside this "
         "one, in turns, on the same engine and host. Less is better everywhere. A ratio is how many "
-        "times ours the other's number is.\n"
+        "times ours the other's number is."
     )
     yield "![The main numbers as bars](benchmarks.svg)\n"
     yield from (f"- {name}: {words}" for name, words in facts.items())
@@ -72,12 +73,16 @@ def _sections(samples: Samples) -> Iterator[str]:
         if not rows:
             continue
         yield f"## {section.title}\n"
-        yield f"{section.how}\n"
+        yield _wrapped(section.how)
         yield "| | ours | other | ratio | budget | measured |"
         yield "|---|---:|---:|---:|---:|---:|"
         for row in rows:
             yield _line(row, len(samples.of(row.row.source, OURS)))
         yield ""
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_on_hyphens=False) + "\n"
 
 
 def _line(told: Told, count: int) -> str:

@@ -191,7 +191,7 @@ def _facts(
 ) -> dict[str, str]:
     names = {OURS: "this shim", PEER: options.peer_name}
     facts = {each.name: f"{names[each.name]} {each.version}" for each in candidates}
-    machine = f"{os.cpu_count()} processors, Linux {platform.release()}, Docker Engine {engine}"
+    machine = f"{os.cpu_count()} processors, Linux {platform.release().split('-')[0]}, Docker Engine {engine}"
     if options.real_time:
         machine += "; the machine was busy, the shims had their turns in real time"
     return {"machine": machine, **facts}
