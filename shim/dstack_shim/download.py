@@ -235,13 +235,15 @@ class _Download:
 
     def _body(self, response: requests.Response) -> Iterator[bytes]:
         received = 0
-        for chunk in response.raw.stream(_CHUNK, decode_content=False):
+        # What is there, not a whole chunk: a body that comes by drops would keep this thread and
+        # its connection for hours after everybody has given up.
+        while chunk := response.raw.read1(_CHUNK, decode_content=False):
             if self._cancelled.is_set():
                 raise _Stopped
             received += len(chunk)
             yield chunk
         announced = response.headers.get("Content-Length", "")
-        # urllib3 2 checks it itself, 1.26 does not; with chunks the header means nothing.
+        # urllib3 checks it too, unless it is told not to; with chunks the header means nothing.
         chunked = "Transfer-Encoding" in response.headers
         if announced.isdigit() and not chunked and received != int(announced):
             raise ComponentError(

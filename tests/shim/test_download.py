@@ -198,6 +198,32 @@ async def test_download_that_does_not_end_in_time_is_given_up(
         await fetch(files.url("/f"), path)
 
 
+async def test_body_that_comes_by_drops_keeps_no_thread_and_no_connection(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "TIMEOUT", 0.3)
+    hung_up, over = threading.Event(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                try:
+                    while not over.wait(0.05):
+                        connection.sendall(b"#")
+                except OSError:
+                    hung_up.set()
+
+        threading.Thread(target=drip, daemon=True).start()
+        with pytest.raises(ComponentError, match=r"/f: not fetched within 0\.3 s"):
+            await fetch(f"http://127.0.0.1:{server.getsockname()[1]}/f", path)
+        assert await asyncio.to_thread(hung_up.wait, 10)
+        over.set()
+    eventually(lambda: not any(t.name == "download" for t in threading.enumerate()))
+
+
 async def test_cancelled_caller_does_not_wait_and_the_thread_ends(
     files: FileServer, path: Path
 ) -> None:
