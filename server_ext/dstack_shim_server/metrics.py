@@ -8,6 +8,7 @@ each process.
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
 
@@ -91,9 +92,18 @@ class Collector:
         return made
 
 
+# A registry takes no name twice.
+_registered: WeakKeyDictionary[Any, Collector] = WeakKeyDictionary()
+
+
 def register(client: ModuleType, recorder: Recorder, tally: Tally) -> None:
-    """Let the server's own /metrics show ours."""
-    client.REGISTRY.register(Collector(recorder, tally, client.Metric))
+    """Let the server's own /metrics show ours, instead of those of a load before in this process."""
+    registry = client.REGISTRY
+    if registry in _registered:
+        registry.unregister(_registered.pop(registry))
+    collector = Collector(recorder, tally, client.Metric)
+    registry.register(collector)
+    _registered[registry] = collector
 
 
 def _one(name: str, words: str, value: float) -> Family:

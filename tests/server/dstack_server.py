@@ -108,7 +108,7 @@ def start(
     """Start a server without waiting for it."""
     home = folder / "home"
     (folder / "server").mkdir(parents=True, exist_ok=True)
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     # Without `projects:` the server refuses to start; without the file it loads no plugins.
     listed = "".join(f"\n  - {name}" for name in plugins)
     (folder / "server" / "config.yml").write_text(f"projects: []\nplugins:{listed or ' []'}\n")

@@ -91,8 +91,11 @@ def test_a_canary_is_restarted_proved_and_then_the_next(
 
 
 def test_the_servers_own_metrics_show_ours(server: DstackServer, shim: StubShim) -> None:
-    check(server, shim, "three", NEW)
-    eventually(lambda: 'dstack_shim_restart_instances{state="current"}' in metrics(server))
+    def shown() -> bool:
+        check(server, shim, "three", NEW)
+        return 'dstack_shim_restart_instances{state="current"}' in metrics(server)
+
+    eventually(shown, within=60, every=1.0, saying="rows have been counted again")
     assert 'dstack_shim_restart_decisions_total{answer="restart"}' in metrics(server)
 
 
@@ -111,6 +114,28 @@ def test_a_server_without_the_plugin_runs_on_the_same_database(
         assert check(plain, shim, "two", OLD).asked
         assert "shim_restart: " not in plain.log
         assert rows(plain, "SELECT count(*) AS n FROM shim_restart_restarts")[0]["n"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_a_server_upgrade_in_the_middle_of_a_restart_proves_it_all_the_same(
+    shim: StubShim, tmp_path: Path
+) -> None:
+    """Slow: a server's start, twice, with dstack's own migrations between."""
+    older, newer = environments.SERVERS
+    folder = tmp_path / "run"
+    with dstack_server(older, folder, environment=WITH_METRICS) as server:
+        eventually(lambda: "the record is in use" in server.log, within=30)
+        assert check(server, shim, "one", OLD).restarted
+    with dstack_server(newer, folder, environment=WITH_METRICS) as server:
+        eventually(lambda: "the record is in use" in server.log, within=30)
+
+        def confirmed() -> bool:
+            check(server, shim, "one", NEW)
+            found = rows(server, "SELECT outcome FROM shim_restart_restarts")
+            return found == [{"outcome": "confirmed"}]
+
+        eventually(confirmed, within=30, every=0.5)
 
 
 def test_a_server_on_postgresql_keeps_its_record_there(shim: StubShim, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dstack_shim_server import activation
+from dstack_shim_server import activation, metrics
 from dstack_shim_server.record.recorder import Recorder
 from tests.eventually import eventually
 from tests.server_ext.databases import Database
@@ -311,6 +311,19 @@ def test_the_servers_metrics_have_ours(database: Database, keepers: list[Recorde
     assert samples["dstack_shim_restart_restarts_under_way",] == 1
     assert samples["dstack_shim_restart_instances", "restarting"] == 1
     assert samples["dstack_shim_restart_instances", "held"] == 1
+
+
+def test_loaded_again_the_figures_are_those_of_the_last_load(
+    sqlite: Database, keepers: list[Recorder]
+) -> None:
+    fleet = Fleet(sqlite)
+    ready(keepers)
+    client = fleet.server.modules["prometheus_client"]
+    (before,) = client.REGISTRY.collectors
+    for _ in range(2):
+        metrics.register(client, keepers[0], before.tally)
+    (after,) = client.REGISTRY.collectors
+    assert after is not before
 
 
 def test_figures_that_fail_do_not_take_the_servers_own_along(

@@ -18,6 +18,9 @@ class Registry:
     def __init__(self) -> None:
         self.collectors: dict[Any, list[str]] = {}
 
+    def unregister(self, collector: Any) -> None:
+        del self.collectors[collector]
+
     def register(self, collector: Any) -> None:
         self.collectors[collector] = [metric.name for metric in collector.collect()]
 
