@@ -42,7 +42,15 @@ def absence(
 def _site(stand: Stand, candidate: Candidate, folder: Path, files: FileServer) -> Site:
     environ = {"PATH": HOST_PATH}
     content = candidate.path.read_bytes()
-    site = Site(folder, stand.engine, content, files, environ=environ, pause=PAUSE)
+    site = Site(
+        folder,
+        stand.engine,
+        content,
+        files,
+        environ=environ,
+        pause=PAUSE,
+        prefix=candidate.prefix,
+    )
     site.start()
     return site
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ PATIENCE = 60.0  # s: a machine that runs everything else too
 
 
 class Site:
-    """One such host; ``files`` is where installs come from."""
+    """One such host; ``files`` is where installs come from, ``prefix`` is put before the command."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Site:
         environ: Mapping[str, str] | None = None,
         flags: tuple[str, ...] = (),
         pause: float = 0.05,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.home = folder / "home"
         self.path = folder / "bin" / SHIM
@@ -61,7 +62,13 @@ class Site:
         self.put(content)
         self.files = files
         self.client = ShimClient(PORT, timeout=PATIENCE)
-        command = [str(self.path), f"--shim-home={self.home}", f"--shim-http-port={PORT}", *flags]
+        command = [
+            *prefix,
+            str(self.path),
+            f"--shim-home={self.home}",
+            f"--shim-http-port={PORT}",
+            *flags,
+        ]
         self.supervisor = Supervisor(
             command,
             environ={**os.environ, **engine.environ, **(environ or {})},
