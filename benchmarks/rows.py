@@ -117,7 +117,8 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "It is replaced",
         "200 requests a second, each over a connection of its own, while the next file takes over "
-        "as each shim has it: in place, or by exit and the supervisor's next start after 3 s.",
+        "as each shim has it: in place, or by exit and the supervisor's next start after 3 s (20 times "
+        "at most).",
         (
             Row("absence refused", "connections refused, all replacements", "", sum, 0, 0),
             Row("absence failed", "other requests without an answer, all", "", sum, 0, 0),
