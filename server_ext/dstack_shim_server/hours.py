@@ -1,7 +1,7 @@
 """The hours in which shims may be restarted: when people are there, or when they are not."""
 
 import re
-from datetime import datetime
+from datetime import datetime, timezone
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import attrs
@@ -43,7 +43,9 @@ class Hours:
 
     def allow(self, moment: datetime) -> bool:
         """Say whether an instant (with a time zone) is within."""
-        local = moment.astimezone(ZoneInfo(self.zone))
+        # Where no zones are installed there is still UTC.
+        zone = timezone.utc if self.zone == "UTC" else ZoneInfo(self.zone)
+        local = moment.astimezone(zone)
         minute = local.hour * 60 + local.minute
         return any(span.covers(local.weekday(), minute) for span in self.spans)
 

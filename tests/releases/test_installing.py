@@ -54,6 +54,24 @@ def test_the_plugin_is_active_and_knows_the_release_by_its_row_of_the_table(vers
     assert "active already" in said["again"]
 
 
+@pytest.mark.parametrize("version", releases(WITH_DECISION))
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"DSTACK_SERVER_DIR": "a/../relative"},
+        {"DSTACK_DATABASE_URL": "postgresql+asyncpg://me@db/dstack"},
+    ],
+    ids=["default", "a folder", "a url"],
+)
+def test_the_database_is_where_the_server_has_it(
+    version: str, environment: dict[str, str]
+) -> None:
+    python = environments.with_plugin(version)
+    found = run_inside(python, "database_url.py", environment=environment)
+    assert found["ours"] == found["server"]
+
+
 def test_a_release_without_a_restart_decision_is_left_alone_and_says_so() -> None:
     python = environments.with_plugin(environments.WITHOUT_DECISION)
     for environment in ({}, {"DSTACK_SHIM_RESTART_UNKNOWN": "allow"}):

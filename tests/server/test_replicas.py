@@ -106,7 +106,7 @@ def make_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 @pytest.fixture
 def count(*, full_counts: bool) -> int:
-    return 40 if full_counts else 12
+    return 40 if full_counts else 8
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def assert_canaries_first(rows: Sequence[dict[str, Any]]) -> None:
 def test_canaries_first_never_more_than_may_be_and_none_twice_whoever_is_killed(
     make_database: Callable[[], Database], tmp_path: Path, count: int
 ) -> None:
-    """Slow: a dozen instances (forty in full), three at a time, each proved by two checks."""
+    """Slow: eight instances (forty in full), three at a time, each proved by two checks."""
     database, chance = make_database(), random.Random(6)
     with two_servers(database, tmp_path, count) as servers:
         killed_at = time.monotonic() + 4.0

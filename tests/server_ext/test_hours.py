@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from zoneinfo import ZoneInfoNotFoundError
 
 import pytest
 
+from dstack_shim_server import hours
 from dstack_shim_server.hours import read_hours, read_zone
 
 
@@ -52,6 +54,14 @@ def test_a_zone_moves_them() -> None:
 def test_what_is_no_span_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         read_hours(text)
+
+
+def test_utc_needs_no_zones_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> None:
+        raise ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(hours, "ZoneInfo", none)
+    assert read_hours("09:00-10:00").allow(at("mon 09:30"))
 
 
 def test_zones_are_those_the_machine_knows() -> None:
