@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 from dstack_shim_contracts.api import ComponentStatus
 from dstack_shim_contracts.statuses import TaskStatus
+from dstack_shim_contracts.wire import whole_text
 
 # More features, tasks or characters than this are no shim's and would only fill the database.
 MOST_FEATURES = 64
@@ -157,8 +158,8 @@ def installed_version(component: object) -> str:
 
 
 def _text(value: object) -> str:
-    # PostgreSQL's text takes no NUL.
-    return value[:LONGEST].replace("\0", "\ufffd") if isinstance(value, str) else ""
+    # No database takes halves of surrogate pairs, and PostgreSQL's text takes no NUL.
+    return whole_text(value[:LONGEST]).replace("\0", "\ufffd") if isinstance(value, str) else ""
 
 
 def _small_object(value: object) -> Mapping[str, Any]:

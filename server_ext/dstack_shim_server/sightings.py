@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import attrs
 from dstack_shim_contracts.gate import Decision, Verdict
 
-from dstack_shim_server.observation import Subject
+from dstack_shim_server.observation import LONGEST, Subject
 
 HEALTHCHECK = "/api/healthcheck"
 COMPONENTS = "/api/components"
@@ -171,8 +171,8 @@ def _subject(instance: object) -> Subject:
     loaded: Mapping[str, Any] = vars(instance)
     jobs = loaded.get("jobs")
     return Subject(
-        id=str(loaded.get("id", "")),
-        name=str(loaded.get("name", "")),
+        id=str(loaded.get("id", ""))[:64],
+        name=str(loaded.get("name", ""))[:LONGEST],
         fleet_id=str(loaded.get("fleet_id") or ""),
         jobs=None if jobs is None else frozenset(str(job.id) for job in jobs),
     )

@@ -192,6 +192,31 @@ def test_held_fleets_wait_until_their_names_are_known_and_then_too(
     assert fleet.restarts("c", BUSY, fleet_id="f2")
 
 
+HOSTILE = "\ud800\0\x1b[2J" * 300
+
+
+@pytest.mark.parametrize("status", ["running", "pulling"])
+def test_a_shim_of_hostile_words_is_recorded_and_keeps_nobody_elses_record_from_being_written(
+    status: str, database: Database, keepers: list[Recorder]
+) -> None:
+    fleet = Fleet(database, CANARIES="0")
+    keeper = ready(keepers)
+    upgrade = {"to_version": HOSTILE, "outcome": HOSTILE, "reason": HOSTILE, "at": HOSTILE}
+    words: dict[str, Any] = {"features": [HOSTILE, *KEEPS]}
+    told = {"implementation": {"name": HOSTILE[:99], "last_upgrade": {**upgrade, "x": 1}}}
+    documents = {
+        "/api/healthcheck": healthcheck(HOSTILE, **words, **told),
+        "/api/components": components(f"2{HOSTILE}", **words),
+        "/api/tasks": {"tasks": [{"id": HOSTILE, "status": status}]},
+    }
+    for _ in range(3):
+        fleet.check("hostile", documents)
+        fleet.check("other", BACK)
+        keeper.flush()
+    assert [row["name"] for row in database.ask(INSTANCES)] == ["hostile", "other"]
+    assert not keeper.trouble
+
+
 # Without a record --------------------------------------------------------------------------------
 
 
