@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import sqlite3
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,39 @@ def test_a_server_on_postgresql_keeps_its_record_there(shim: StubShim, tmp_path:
             assert row == {"instance": "one", "outcome": None}
             assert "fleets have no names" not in server.log
             assert "shim_restart: failed while" not in server.log
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_two_servers_on_one_database_keep_one_record(shim: StubShim, tmp_path: Path) -> None:
+    """Slow: two whole servers, loading at the same time on a database that is new to both."""
+    if why := databases.why_no_postgres():
+        pytest.skip(why)
+    version = environments.SERVERS[-1]
+    with databases.postgres() as running, ExitStack() as stack:
+        running.database("postgres").ask("CREATE DATABASE dstack", alone=True)
+        database = running.database("dstack")
+        choices = {**WITH_METRICS, "DSTACK_DATABASE_URL": database.url}
+        one, other = (
+            stack.enter_context(dstack_server(version, tmp_path / name, environment=choices))
+            for name in ("one", "other")
+        )
+        for server in (one, other):
+            eventually(lambda: "the record is in use" in server.log, within=30)  # noqa: B023
+        assert check(one, shim, "box", OLD).restarted
+        assert not check(other, shim, "box", OLD).restarted  # under way, whoever asked for it
+        assert not check(other, shim, "second", OLD).restarted
+        assert "waits for canaries: 0 of 1 confirmed" in other.log
+
+        def confirmed() -> bool:
+            check(other, shim, "box", NEW)
+            found = database.ask("SELECT outcome FROM shim_restart_restarts")
+            return found == [{"outcome": "confirmed"}]
+
+        eventually(confirmed, within=30, every=0.5)
+        check(one, shim, "third", NEW)  # so that it looks at the record once more
+        eventually(lambda: check(one, shim, "second", OLD).restarted, within=30, every=1.0)
+        assert len(database.ask("SELECT id FROM shim_restart_replicas")) == 2
 
 
 def test_where_the_database_is_is_found_as_the_server_finds_it(server: DstackServer) -> None:
