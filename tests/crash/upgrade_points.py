@@ -161,4 +161,9 @@ class Upgrading:
             yield
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            try:
+                process.communicate(timeout=5)
+            except subprocess.TimeoutExpired:
+                # It waits for one that waits in vfork for one it has stopped; the kernel does not.
+                process.kill()
+                process.communicate(timeout=60)
