@@ -289,6 +289,15 @@ async def test_stop_ends_a_paused_container(world: World) -> None:
     assert (await world.engine.inspect(container_id)).container.state is ContainerState.EXITED
 
 
+async def test_stop_of_what_is_removed_meanwhile_comes_to_an_end(world: World) -> None:
+    container_id = await run(world, RUNS_ON)
+    stop = asyncio.ensure_future(world.engine.stop(container_id, 60))
+    await asyncio.sleep(0)
+    world.delete(container_id)
+    await asyncio.wait_for(stop, 30)
+    assert await listed(world.engine, container_id) is None
+
+
 async def test_stop_of_what_does_not_run_is_fine(world: World) -> None:
     container_id = await world.engine.create(job_spec(world.image(Program(code=4))))
     await world.engine.stop(container_id, 0)

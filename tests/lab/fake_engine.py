@@ -276,7 +276,8 @@ class FakeEngine(TellsEvents):
                     self.exit(container.id, on_term)
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(container.ended.wait(), max(timeout, 0))
-                self.exit(container.id, _KILLED)
+                if container.id in self.containers:  # nobody has removed it meanwhile
+                    self.exit(container.id, _KILLED)
 
     async def remove(self, container_id: str) -> None:
         async with self._call("remove", container_id):

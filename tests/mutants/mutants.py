@@ -95,9 +95,20 @@ MUTANTS = (
         "acknowledge-a-change-after-flush-off",
         "a terminate is answered when its record is on disk",
         "tasks/book.py",
-        "                new = await self._saved(entry, new, insist=insist)\n",
-        "                asyncio.ensure_future(self._saved(entry, new, insist=True))\n",
+        "        return self._counts(entry, await self._saved(entry, task, insist=insist))\n",
+        "        asyncio.ensure_future(self._saved(entry, task, insist=True))\n        return self._counts(entry, task)\n",
         (f"{_TASKS}test_endings.py::test_a_full_disk_keeps_no_container_running_and_is_told",),
+    ),
+    Mutant(
+        "cancelled-halfway",
+        "a change that is on disk counts even if whoever made it was cancelled",
+        "tasks/book.py",
+        "            return await to_its_end(self._written(entry, new, insist=insist))\n",
+        "            return await self._written(entry, new, insist=insist)\n",
+        (
+            f"{_TASKS}test_book.py::test_a_change_that_is_on_disk_counts_even_if_who_made_it_was_cancelled",
+            "tests/simulation/test_simulation.py::test_a_seed_that_failed_once_fails_no_more",
+        ),
     ),
     Mutant(
         "owner-check-off",

@@ -166,6 +166,8 @@ class SimEngine(FakeEngine):
         self._struck.pop(request, None)
         if request.cancelled():
             _fail(answer, EngineUnreachable("no answer from the engine: Connection reset"))
+        else:
+            request.result()  # a fault of the fake's own must be seen
 
     async def _serve(self, work: Callable[[], Awaitable[T]], answer: asyncio.Future[T]) -> None:
         try:

@@ -13,6 +13,7 @@ import attrs
 from dstack_shim_contracts.api import ImagePullProgress
 from dstack_shim_contracts.statuses import may_become
 
+from dstack_shim.cancelling import to_its_end
 from dstack_shim.errors import IllegalTransition, StoreError, TaskExists, TaskNotFound
 from dstack_shim.log import EventLog
 from dstack_shim.records import Records
@@ -122,11 +123,10 @@ class Book:
                 raise IllegalTransition(
                     f"task {old.id} is {old.status.value}: it does not become {new.status.value}"
                 )
-            if new.record != old.record or entry.unsaved:
-                new = await self._saved(entry, new, insist=insist)
-            entry.task = new
-            self._count(entry)
-            return new
+            if new.record == old.record and not entry.unsaved:
+                return self._counts(entry, new)
+            # What is on disk counts: whoever is cancelled while it is written takes nothing back.
+            return await to_its_end(self._written(entry, new, insist=insist))
 
     async def forget(self, entry: Entry) -> None:
         """Take the task out of the book, once its directory is gone from the disk.
@@ -134,13 +134,7 @@ class Book:
         Raises ``StoreError``; the task then stays. ``TaskNotFound`` if it is gone already.
         """
         async with entry.lock:
-            self._must_be_in_it(entry)
-            task = entry.task
-            if task.dir is not None:
-                await self._blocking(self._records.forget, task.dir)
-            del self._entries[task.id]
-            self.sequence += 1
-            self._removed_at[task.id] = self.sequence
+            await to_its_end(self._forgotten(entry))
 
     def removed_since(self, task_id: str, sequence: int) -> bool:
         """Whether the task was removed after the book stood at ``sequence``."""
@@ -149,6 +143,23 @@ class Book:
     def forget_removals(self, until: int) -> None:
         """Drop what :meth:`removed_since` needs for sequences before ``until``."""
         self._removed_at = {k: v for k, v in self._removed_at.items() if v > until}
+
+    async def _written(self, entry: Entry, task: Task, *, insist: bool) -> Task:
+        return self._counts(entry, await self._saved(entry, task, insist=insist))
+
+    def _counts(self, entry: Entry, task: Task) -> Task:
+        entry.task = task
+        self._count(entry)
+        return task
+
+    async def _forgotten(self, entry: Entry) -> None:
+        self._must_be_in_it(entry)
+        task = entry.task
+        if task.dir is not None:
+            await self._blocking(self._records.forget, task.dir)
+        del self._entries[task.id]
+        self.sequence += 1
+        self._removed_at[task.id] = self.sequence
 
     def _must_be_in_it(self, entry: Entry) -> None:
         if self._entries.get(entry.task.id) is not entry:

@@ -145,6 +145,8 @@ class Stage:
         """Run a scene to its end, in virtual time; no fault of the core goes unseen."""
         self.loop.run(self._started())
         result = self.loop.run(scene())
+        self.kill()  # what is still going on has no end any more
+        self.loop.forget()
         assert self.broken == []
         assert self.loop.broken == []
         return result

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import attrs
 import pytest
 from dstack_shim_contracts.record import TaskRecord
 from dstack_shim_contracts.statuses import TaskStatus
 
+from dstack_shim.cancelling import to_its_end
 from dstack_shim.errors import IllegalTransition, TaskExists, TaskNotFound
 from dstack_shim.tasks.book import Book
-from dstack_shim.tasks.task import Task, new_task
+from dstack_shim.tasks.task import Task, asked_to_end, ended, found, new_task
 from tests.shim.tasks.stage import config
 from tests.simulation.disk import Disk, MemoryRecords
 from tests.simulation.log import SimLog
@@ -120,3 +122,76 @@ async def test_changes_of_one_task_come_one_after_the_other(book: Book, disk: Di
     record = disk.visible["job-1"].record
     assert isinstance(record, TaskRecord)
     assert len(record.gpus or ()) == 20
+
+
+class Slow:
+    """The way to a disk that takes its time; as in the daemon, a call is done to its end."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def __call__(self, call: object, /, *args: object) -> object:
+        return await to_its_end(self._work(call, *args))
+
+    async def _work(self, call: object, *args: object) -> object:
+        self.reached.set()
+        await self.go.wait()
+        return call(*args)  # type: ignore[operator]  # a blocking call, made here and now
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def slow_book(disk: Disk, slow: Slow) -> Book:
+    return Book(MemoryRecords(disk), slow, SimLog(None, pytest.fail))  # type: ignore[arg-type]  # generic by hand
+
+
+async def test_a_change_that_is_on_disk_counts_even_if_who_made_it_was_cancelled(
+    slow_book: Book, slow: Slow, disk: Disk
+) -> None:
+    """The background step is stopped while it writes an end; a terminate comes right behind."""
+    entry = slow_book.add(task())
+    MemoryRecords(disk).create("job-1", entry.task.record)
+    ending = partial(ended, reason="done_by_runner", message="", now=1.0)
+    step = asyncio.ensure_future(slow_book.change(entry, ending))
+    await slow.reached.wait()
+    step.cancel()
+    asked = partial(asked_to_end, reason="terminated_by_user", message="", stop_by=2.0)
+    terminate = asyncio.ensure_future(slow_book.change(entry, asked, insist=True))
+    slow.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert (await terminate).record.termination_reason == "done_by_runner"
+    assert disk.visible["job-1"].record == entry.task.record
+
+
+async def test_a_change_that_is_cancelled_while_it_waits_for_its_turn_never_happens(
+    slow_book: Book, disk: Disk
+) -> None:
+    entry = slow_book.add(task())
+    async with entry.lock:
+        change = asyncio.ensure_future(slow_book.change(entry, partial(found, container_id="c")))
+        await asyncio.sleep(0)
+        change.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await change
+    assert entry.task.container_id == ""
+
+
+async def test_a_task_whose_directory_is_gone_is_gone_even_if_who_removed_it_was_cancelled(
+    slow_book: Book, slow: Slow, disk: Disk
+) -> None:
+    entry = slow_book.add(task())
+    MemoryRecords(disk).create("job-1", entry.task.record)
+    removal = asyncio.ensure_future(slow_book.forget(entry))
+    await slow.reached.wait()
+    removal.cancel()
+    slow.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await removal
+    assert "t1" not in slow_book
+    assert disk.visible == {}
