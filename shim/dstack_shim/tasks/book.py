@@ -92,6 +92,10 @@ class Book:
             raise TaskNotFound(f"task {task_id} not found")
         return entry
 
+    def holds(self, entry: Entry) -> bool:
+        """Whether this very entry is in it: its id may have been removed and submitted anew."""
+        return self._entries.get(entry.task.id) is entry
+
     def add(self, task: Task) -> Entry:
         """Make a task known whose record, if it is to have one, is on disk.
 
@@ -162,7 +166,7 @@ class Book:
         self._removed_at[task.id] = self.sequence
 
     def _must_be_in_it(self, entry: Entry) -> None:
-        if self._entries.get(entry.task.id) is not entry:
+        if not self.holds(entry):
             raise TaskNotFound(f"task {entry.task.id} not found")
 
     async def _saved(self, entry: Entry, task: Task, *, insist: bool) -> Task:

@@ -81,7 +81,7 @@ class Finish:
         ``EngineError``, ``ResourceError``, ``StoreError``; the task then stays.
         """
         async with entry.remove_lock:
-            if entry.task.id not in self._book:
+            if not self._book.holds(entry):  # its id may be another task's by now
                 raise TaskNotFound(f"task {entry.task.id} not found")
             if not entry.task.terminated:
                 raise TaskNotTerminated(

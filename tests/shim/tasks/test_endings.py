@@ -438,6 +438,22 @@ def test_a_gpu_is_idle_again_only_once_that_is_on_disk(host: Stage) -> None:
 # Remove.
 
 
+def test_a_remove_that_comes_late_takes_nothing_of_the_next_task_of_its_id(host: Stage) -> None:
+    """A remove that was asked for twice waited for the first one; the id was submitted anew."""
+
+    async def scene() -> None:
+        await host.run_task(config(image="broken"))
+        old = host.core.book.get("t1")
+        await host.remove("t1")
+        await host.run_task(config())
+        with pytest.raises(TaskNotFound):
+            await host.ask(host.core._finish.remove(old))
+        assert host.container("t1").state.alive
+        assert host.status("t1") is TaskStatus.RUNNING
+
+    host.play(scene)
+
+
 def test_a_removed_task_leaves_nothing_and_its_id_is_free_again(host: Stage) -> None:
     async def scene() -> None:
         await host.run_task(config())
