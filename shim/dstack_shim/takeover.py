@@ -260,7 +260,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         if not self._over.wait(self._given.deadline - time.monotonic()):
-            self.go_back(f"it was not ready within {READY_WITHIN:g} s")
+            self.go_back("it was not ready in time")
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
