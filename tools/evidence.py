@@ -116,6 +116,8 @@ def counts_table(evidence: Mapping[str, Counts]) -> Iterable[str]:
         if key in evidence.get(name, {}):
             yield f"| {evidence[name][key]:,} | {what} | `./dev prove {session}` |"
     for key, what in BAD:
+        if not any(key in counts for counts in evidence.values()):
+            continue
         number = sum(counts.get(key, 0) for counts in evidence.values())
         yield f"| **{number:,}** | **{what}** | |"
 
