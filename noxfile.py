@@ -22,6 +22,7 @@ nox.options.envdir = "build/nox"
 TREE = ["contracts", "shim", "server_ext", "tests", "tools", "noxfile.py"]
 TREE += [name for name in ("benchmarks", "demo") if Path(name).is_dir()]
 SANDBOX = "tests/lab/sandbox"
+UPGRADE = "tests/engine/test_upgrade.py"  # a session of its own, beside the others
 ENVIRONMENTS = "tests/releases/environments.py"
 SANDBOXED = ("engine", "server", "conformance", "crash", "e2e")  # as tests/conftest.py has it
 VERSIONS = [nox.param(version, id=version) for version in interpreters.SUPPORTED]
@@ -52,11 +53,13 @@ def fast(session: nox.Session, version: str) -> None:
     if version not in found:
         session.skip(f"this machine has no Python {version}")
     python = interpreters.environment(version)
-    chosen = session.posargs or ["tests", *_ignore("package", "releases", "mutants", *SANDBOXED)]
+    chosen = session.posargs or [
+        "tests",
+        *_ignore("package", "releases", "mutants", "simulation", *SANDBOXED),
+    ]
     if version != list(found)[-1] and not os.environ.get("DSTACK_SHIM_FULL"):
         chosen = ["--hypothesis-profile=few", *chosen]
     main = version == interpreters.RUNNING
-    # The seeds' schedules do not depend on the Python; the core's own tests run on each.
     which = "not sandbox" if main else "not sandbox and not one_python"
     chosen = ["-m", which, "--quiet", *chosen]
     _pytest(session, f"fast-{version}", *chosen, python=python, cover=main)
@@ -66,9 +69,17 @@ def fast(session: nox.Session, version: str) -> None:
 def engine(session: nox.Session) -> None:
     """Tests on a real Docker Engine and real mounts, in private namespaces."""
     _make_release_environments(session)
-    chosen = session.posargs or ["tests/engine", "tests/shim"]
+    chosen = session.posargs or ["tests/engine", "tests/shim", f"--ignore={UPGRADE}"]
     built = _built(session)
     _pytest(session, "engine", "-m", "sandbox", *chosen, sandbox=True, cover=True, env=built)
+
+
+@nox.session
+def upgrade(session: nox.Session) -> None:
+    """One file replaced by another in place, under load, by files of every kind."""
+    _make_release_environments(session)
+    chosen = session.posargs or [UPGRADE]
+    _pytest(session, "upgrade", *chosen, sandbox=True, env=_built(session))
 
 
 @nox.session
@@ -80,7 +91,9 @@ def crash(session: nox.Session) -> None:
 
 @nox.session
 def simulation(session: nox.Session) -> None:
-    """Seeded schedules of requests, faults and crashes on the real core."""
+    """Seeded schedules of requests, faults and crashes on the real core. They do not depend on
+    the Python, and measuring coverage would cost as much again; the core's own tests do both.
+    """
     _pytest(session, "simulation", *(session.posargs or ["tests/simulation"]))
 
 

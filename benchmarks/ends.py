@@ -84,8 +84,9 @@ def _reached(shim: ShimProcess, name: str, status: TaskStatus) -> float:
 
 
 def _unix(stamp: str) -> float:
-    """Seconds of a time as the engine writes it, with nine digits of a second."""
-    return datetime.fromisoformat(f"{stamp[:26].rstrip('Z')}+00:00").timestamp()
+    """Seconds of a time as the engine writes it, with up to nine digits of a second."""
+    whole, _, fraction = stamp.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
 
 
 def submits(stand: Stand, candidate: Candidate, samples: Samples, *, count: int) -> None:

@@ -48,10 +48,10 @@ def steps(command: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
     return (
         (("build",),),
         (
-            # About as long as each other on two cores; the third mostly waits for its engine.
+            # About as long as each other on two cores; the last two mostly wait for their engines.
             ("lint", "types", "docs", *FAST),
-            ("releases", "engine", "conformance", "server", "demo", "package", *long),
-            ("crash",),
+            ("releases", "engine", "package", *long),
+            ("crash", "simulation", "upgrade", "conformance", "server", "demo"),
         ),
         (("coverage",),),
         *told,

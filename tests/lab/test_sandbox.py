@@ -74,7 +74,15 @@ def test_without_a_command_it_says_how_to_use_it() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_reach_the_command(number: signal.Signals) -> None:
-    process = start(f"trap 'exit 9' {number.value}; echo ready; while true; do sleep 0.05; done")
+    # A shell cannot trap what is ignored when it starts, as SIGHUP is in a run that goes on
+    # without its terminal.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        process = start(
+            f"trap 'exit 9' {number.value}; echo ready; while true; do sleep 0.05; done"
+        )
+    finally:
+        signal.signal(number, before)
     process.send_signal(number)
     assert process.wait(10) == 9
     assert process.stdout is not None

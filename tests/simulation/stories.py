@@ -205,11 +205,12 @@ class Stories:
 
     def removed(self, story: Story) -> None:
         """A remove was answered with success."""
+        if story.is_gone:
+            return  # certain already; by now the directory may be of the next task of its id
         if any(content is not None for content in self._disk.possible(story.dir)):
             self._violate(f"remove of {story.id} is answered before it is certain on disk")
-        if not story.is_gone:
-            self._gone(story.dir)
-            story.is_gone = True
+        self._gone(story.dir)
+        story.is_gone = True
 
     # Outcomes.
 
