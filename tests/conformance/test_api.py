@@ -135,7 +135,7 @@ def test_wrong_method_on_a_post_route_is_405(route: str, shim: Shim) -> None:
 
 
 @row("A7")
-@pytest.mark.parametrize("route", ["/api/", "/", "/api/v2/tasks", "/metrics", *GETS])
+@pytest.mark.parametrize("route", ["/api/", "/", "/api/v2/tasks", "/metrics/", *GETS])
 def test_unknown_path_and_trailing_slash_are_404(
     route: str, shim: Shim, path_of: Callable[[str], str]
 ) -> None:
