@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So a shell starts what goes on in the background, and every child of ours would inherit
+        # it: programs that are to be interrupted never would be.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.getoption("--hypothesis-profile", None):
         with contextlib.suppress(NameError):
             settings.load_profile("full" if config.getoption("--full") else "sample")
