@@ -91,6 +91,11 @@ async def test_an_exit_while_the_engine_is_away_keeps_its_code(
     private = make(True)
     engine = connected(private)
     container_id = await run(engine, private, "echo before; sleep 1; exit 7")
+
+    async def has_printed() -> bool:
+        return await engine.last_lines(container_id, 1) == "before"
+
+    await eventually_async(has_printed)
     private.kill()
     await eventually_async(lambda: not private.has_container_processes(), within=10)
     private.start()

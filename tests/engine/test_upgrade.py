@@ -40,6 +40,7 @@ from tools.build_shim import build_shim
 
 OLD, NEW = "0.22.5", "0.22.5.post1"
 STOCK = ("0.21.2", "0.22.5")
+SERVER_PATIENCE = 9.0  # s for each call, in every release
 HASTY = "takeover.READY_WITHIN, takeover.ALARM_AFTER, upgrade.CHECK_LIMIT = 3.0, 1, 3.0"
 """Makes a shim that waits less for its successor: what it does then is the same."""
 
@@ -146,8 +147,8 @@ def test_twenty_replacements_under_load_refuse_nobody_and_touch_no_task(
             site.wait_for_version(version)
     assert traffic.problems == []
     assert traffic.answered > 100 * rounds
-    # A machine so busy that it kept even these clients from asking says nothing about the shim.
-    assert traffic.longest <= 1.5 or traffic.late > 0.25
+    # How long it is on a quiet machine is for the benchmarks to say; here, that no server gives up.
+    assert traffic.longest < SERVER_PATIENCE
     assert (site.pid, site.supervisor.runs) == (pid, [])
     assert pids(client) == before
     answer = site.client.healthcheck()
