@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import attrs
 from dstack_shim_contracts.upgrade import UpgradeState
@@ -20,8 +20,7 @@ from dstack_shim.clock import SystemClock
 from dstack_shim.engine.protocol import Engine
 from dstack_shim.errors import EngineError, StartupError, StoreError
 from dstack_shim.home import check_home, holder
-from dstack_shim.host.boot import boot_time
-from dstack_shim.host.machine import boot_id
+from dstack_shim.instance import this_boot
 from dstack_shim.log import LOGGER_NAME, EventLog
 from dstack_shim.records import RecordKind
 from dstack_shim.resources.host_keys import HostKeys
@@ -46,6 +45,19 @@ class Level(IntEnum):
     """Damaged, left alone or noticed: somebody should look, the shim serves all the same."""
     BROKEN = 2
     """It keeps the shim from serving or starting, or the doctor from telling."""
+
+
+class Judged(Protocol):
+    """Whatever stands in one of the levels."""
+
+    @property
+    def level(self) -> Level:
+        """How it stands."""
+
+
+def worst(found: Iterable[Judged]) -> Level:
+    """The level of the worst of all; OK for none."""
+    return max((one.level for one in found), default=Level.OK)
 
 
 @attrs.frozen
@@ -76,16 +88,6 @@ class Examination:
     plan: Plan | None = None
     kept: tuple[KeptTask, ...] = ()
 
-    @property
-    def level(self) -> Level:
-        """The worst of all findings."""
-        return max((finding.level for finding in self.findings), default=Level.OK)
-
-    @property
-    def kept_ids(self) -> tuple[str, ...]:
-        """The ids of the tasks that a start would know again."""
-        return tuple(task.id for task in self.kept)
-
 
 async def examine(settings: Settings, engine: Engine) -> Examination:
     """Look at the home, the engine and the host as a daemon with ``settings`` would."""
@@ -101,10 +103,10 @@ async def examine(settings: Settings, engine: Engine) -> Examination:
     of_engine = await _ask_engine(engine)
     if of_engine.level is not Level.OK:
         return Examination((of_home, of_engine))
-    boot = Boot(boot_id(), boot_time())
-    store, host_keys = Store(home, notes), HostKeys(_at_once, notes)
+    boot = this_boot()
+    store, host_keys = Store(home, notes), HostKeys(at_once, notes)
     try:
-        seen = await survey(store, engine, host_keys.confirmed, _at_once, str(home), notes)
+        seen = await survey(store, engine, host_keys.confirmed, at_once, str(home), notes)
         old_damage = store.set_aside_before()
     except (EngineError, StoreError) as error:
         return Examination((of_home, of_engine, Finding(Level.BROKEN, "tasks", str(error))))
@@ -202,5 +204,6 @@ class Notes(EventLog):
     error = warning
 
 
-async def _at_once(call: Callable[..., T], /, *args: object) -> T:
-    return call(*args)  # nobody else is waiting for this event loop
+async def at_once(call: Callable[..., T], /, *args: object) -> T:
+    """A blocking call where it is: nobody else is waiting for a command's event loop."""
+    return call(*args)

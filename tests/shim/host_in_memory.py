@@ -27,6 +27,11 @@ from tests.lab.fake_engine import FakeEngine, Program
 IMAGE = "job:latest"
 
 
+def kept_ids(seen: Examination) -> tuple[str, ...]:
+    """The ids of the tasks that a start would know again."""
+    return tuple(task.id for task in seen.kept)
+
+
 class Host:
     """A home and an engine, and the doctor called to them."""
 

@@ -8,23 +8,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-import attrs
 import pytest
 from dstack_shim_contracts.record import Intent, Step
 from dstack_shim_contracts.upgrade import Attempt, Outcome, ShimFile, UpgradeState
 
 from dstack_shim import doctor
-from dstack_shim.doctor import Examination, Finding, Level, examine
+from dstack_shim.doctor import Examination, Finding, Level, examine, worst
 from dstack_shim.engine.protocol import (
     EngineInfo,
 )
 from dstack_shim.errors import EngineUnreachable
 from dstack_shim.home import LOCK, holder, lock_home
+from dstack_shim.host import machine
 from dstack_shim.log import event_log
 from dstack_shim.settings import Settings
 from dstack_shim.upgrade_state import UpgradeFile
 from tests.lab.fake_engine import FakeEngine
-from tests.shim.host_in_memory import Host
+from tests.shim.host_in_memory import Host, kept_ids
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def test_a_host_in_order_keeps_everything(host: Host) -> None:
     host.record("t1", intent=Intent(Step.RUNNING, 1.0))
     host.run("t1")
     seen = host.examine()
-    assert (seen.level, looked_at(seen)) == (Level.OK, {})
-    assert seen.kept_ids == ("t1",)
+    assert (worst(seen.findings), looked_at(seen)) == (Level.OK, {})
+    assert kept_ids(seen) == ("t1",)
     assert (seen.kept[0].status, seen.kept[0].next) == ("running", "nothing")
     assert [finding.what for finding in seen.findings] == ["home", "engine", "boot"]
     assert seen.plan is not None
@@ -50,7 +50,7 @@ def test_a_host_in_order_keeps_everything(host: Host) -> None:
 
 def test_a_home_no_shim_has_used_is_in_order_and_stays_empty(tmp_path: Path) -> None:
     seen = asyncio.run(examine(Settings(shim_home=str(tmp_path)), FakeEngine()))
-    assert (seen.level, seen.kept) == (Level.OK, ())
+    assert (worst(seen.findings), seen.kept) == (Level.OK, ())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,8 +67,8 @@ def test_a_damaged_record_is_named_and_costs_its_neighbour_nothing(host: Host) -
     for task_id in ("t1", "t2"):
         host.run(task_id)
     seen = host.examine()
-    assert seen.level is Level.WARNING
-    assert seen.kept_ids == ("t1", "t2")
+    assert worst(seen.findings) is Level.WARNING
+    assert kept_ids(seen) == ("t1", "t2")
     (what,) = looked_at(seen)
     assert what == f"record in {damaged.parent.name}"
 
@@ -86,7 +86,7 @@ def test_what_is_left_alone_is_named(host: Host) -> None:
     host.run("t1", home="/another/home")
     (host.home / "runners" / "theirs").mkdir()
     seen = host.examine()
-    assert seen.level is Level.WARNING
+    assert worst(seen.findings) is Level.WARNING
     assert "it belongs to the shim home /another/home" in looked_at(seen).values()
     assert looked_at(seen)["directory theirs"] == "no record and no container"
 
@@ -96,7 +96,7 @@ def test_how_the_last_upgrade_went_is_told_and_looked_at_if_it_failed(host: Host
     file = UpgradeFile(host.home, event_log())
     file.write(UpgradeState(Attempt(*files, Outcome.DONE, "then")))
     seen = host.examine()
-    assert seen.level is Level.OK
+    assert worst(seen.findings) is Level.OK
     words = {finding.what: finding.words for finding in seen.findings}
     assert words["upgrade"] == "0.22.5 to 0.22.5.post1: done"
     failed = Attempt(*files, Outcome.DIED, "then", reason="it ended before it was ready")
@@ -112,7 +112,7 @@ def test_a_gpu_that_two_tasks_claim_is_named(host: Host) -> None:
         host.run(task_id)
     seen = host.examine()
     assert looked_at(seen) == {"GPU g1": "task t1 keeps it, task t2 claims it too"}
-    assert seen.kept_ids == ("t1", "t2")
+    assert kept_ids(seen) == ("t1", "t2")
 
 
 def test_what_a_start_would_log_as_trouble_is_named(
@@ -122,7 +122,7 @@ def test_what_a_start_would_log_as_trouble_is_named(
     host.run("t1")
     monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(5, "I/O error")))
     seen = asyncio.run(examine(Settings(shim_home=str(host.home)), host.engine))
-    assert seen.level is Level.WARNING
+    assert worst(seen.findings) is Level.WARNING
     assert {item.what for item in seen.findings if item.level is Level.WARNING} == {
         "store.flush_failed"
     }
@@ -144,7 +144,7 @@ def test_without_an_engine_nothing_can_be_told(
     host.engine = NoEngine()
     monkeypatch.setattr(doctor, "PATIENCE", 0.01)
     seen = host.examine()
-    assert (seen.level, seen.plan, seen.kept) == (Level.BROKEN, None, ())
+    assert (worst(seen.findings), seen.plan, seen.kept) == (Level.BROKEN, None, ())
     assert looked_at(seen) == {"engine": "no answer within 0.01 s" if silent else "no such socket"}
 
 
@@ -160,19 +160,19 @@ def test_an_engine_that_does_not_list_leaves_all_unknown(host: Host) -> None:
 def test_records_that_cannot_be_listed_leave_all_unknown(tmp_path: Path) -> None:
     (tmp_path / "runners").write_text("no directory")
     seen = asyncio.run(examine(Settings(shim_home=str(tmp_path)), FakeEngine()))
-    assert seen.level is Level.BROKEN
+    assert worst(seen.findings) is Level.BROKEN
     assert str(tmp_path / "runners") in looked_at(seen)["tasks"]
 
 
 def test_a_missing_home_is_named_and_not_made(tmp_path: Path) -> None:
     seen = asyncio.run(examine(Settings(shim_home=str(tmp_path / "nowhere")), FakeEngine()))
-    assert seen.level is Level.BROKEN
+    assert worst(seen.findings) is Level.BROKEN
     assert "nowhere is not a directory" in looked_at(seen)["home"]
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_boot_without_an_id_is_named(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "boot_id", lambda: None)
+    monkeypatch.setattr(machine, "boot_id", lambda: None)
     assert list(looked_at(host.examine())) == ["boot"]
 
 
@@ -182,7 +182,7 @@ def test_a_boot_without_an_id_is_named(host: Host, monkeypatch: pytest.MonkeyPat
 def test_a_running_shim_is_named_and_not_disturbed(host: Host) -> None:
     lock = lock_home(host.home)
     seen = host.examine()
-    assert seen.level is Level.OK
+    assert worst(seen.findings) is Level.OK
     assert f"pid {os.getpid()}" in seen.findings[0].words
     os.close(lock)
     assert "unused" in host.examine().findings[0].words
@@ -205,16 +205,14 @@ def test_an_open_lock_file_without_a_lock_is_nobodys(tmp_path: Path) -> None:
 def test_a_lock_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / LOCK).mkdir()
     seen = asyncio.run(examine(Settings(shim_home=str(tmp_path)), FakeEngine()))
-    assert seen.level is Level.BROKEN
+    assert worst(seen.findings) is Level.BROKEN
     assert "cannot tell who holds" in looked_at(seen)["home"]
 
 
 def test_the_levels_are_the_exit_codes() -> None:
     findings = [Finding(level, "", "") for level in Level]
-    assert [int(attrs.evolve(Examination(()), findings=(item,)).level) for item in findings] == [
-        *range(3)
-    ]
-    assert Examination(()).level is Level.OK
+    assert [int(worst([item])) for item in findings] == [*range(3)]
+    assert worst(Examination(()).findings) is Level.OK
 
 
 def test_the_daemon_imports_nothing_of_it() -> None:

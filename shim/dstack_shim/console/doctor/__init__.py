@@ -20,7 +20,7 @@ from dstack_shim.console.doctor.facts import Facts, gather
 from dstack_shim.console.doctor.findings import Check
 from dstack_shim.console.doctor.fixes import alone, mend
 from dstack_shim.console.screen import Cell, Screen, as_json, note, screen
-from dstack_shim.doctor import Examination, Level
+from dstack_shim.doctor import Examination, Level, worst
 from dstack_shim.engine.docker import DockerEngine
 from dstack_shim.engine.protocol import Engine
 from dstack_shim.errors import ShimError, UsageError
@@ -59,7 +59,7 @@ async def _run(invocation: Invocation, engine: Engine, *, fix: bool) -> int:
             found = await _mended(invocation.settings, facts, engine)
     finally:
         await engine.close()
-    return int(level(found))
+    return int(worst(found))
 
 
 async def _mended(settings: Settings, facts: Facts, engine: Engine) -> tuple[Check, ...]:
@@ -70,11 +70,6 @@ async def _mended(settings: Settings, facts: Facts, engine: Engine) -> tuple[Che
         again = await gather(settings, engine)
         await mend(again, checks(again), engine, _ask, screen().line)
     return checks(await gather(settings, engine))
-
-
-def level(found: Sequence[Check]) -> Level:
-    """The worst of all."""
-    return max((check.level for check in found), default=Level.OK)
 
 
 def _ask(question: str) -> bool:
@@ -89,7 +84,7 @@ def _ask(question: str) -> bool:
 
 def _tell(here: Screen, seen: Examination, found: Sequence[Check]) -> None:
     here.facts(list(_facts(seen, found)))
-    here.line(_VERDICTS[level(found)].format(count=len(seen.kept)))
+    here.line(_VERDICTS[worst(found)].format(count=len(seen.kept)))
 
 
 def _facts(seen: Examination, found: Sequence[Check]) -> Iterator[tuple[str, Cell]]:
@@ -110,7 +105,7 @@ def document(seen: Examination, found: Sequence[Check]) -> dict[str, object]:
     return {
         "version": build.version(),
         "implementation": build.IMPLEMENTATION_VERSION,
-        "level": level(found).name.lower(),
+        "level": worst(found).name.lower(),
         "findings": [check.document() for check in found],
         "plan": list(seen.plan.lines()) if seen.plan is not None else None,
         "tasks": [attrs.asdict(task) for task in seen.kept],

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import attrs
 from dstack_shim_contracts.record import TaskRecord
 from dstack_shim_contracts.upgrade import UpgradeState
 
 from dstack_shim.console.sources import Sources, look
-from dstack_shim.doctor import Examination, Finding, Notes, examine
+from dstack_shim.doctor import Examination, Finding, Notes, at_once, examine
 from dstack_shim.engine.protocol import Engine
 from dstack_shim.errors import ResourceError, ShimError
 from dstack_shim.host.commands import run as run_command
@@ -23,12 +22,11 @@ from dstack_shim.log import EventLog, event_log
 from dstack_shim.resources.host_keys import HostKeys
 from dstack_shim.resources.volumes import Volumes
 from dstack_shim.settings import Settings
+from dstack_shim.store import RECORD
 from dstack_shim.upgrade_state import UpgradeFile
 
 PASSWD = Path("/etc/passwd")
 """Users of this host itself: those of a directory service may be many, their homes elsewhere."""
-
-T = TypeVar("T")
 
 
 @attrs.frozen
@@ -109,11 +107,6 @@ async def gather(settings: Settings, engine: Engine) -> Facts:
     return attrs.evolve(facts, mounted=mounted, keys=keys, notes=tuple(notes.findings))
 
 
-async def at_once(call: Callable[..., T], /, *args: object) -> T:
-    """Nobody else is waiting for this event loop."""
-    return call(*args)
-
-
 def _users(holders: Iterable[TaskRecord]) -> list[str]:
     """Whose keys are looked at: users that tasks name, and those of this host that have some."""
     named = {record.config.host_ssh_user for record in holders} - {""}
@@ -146,17 +139,21 @@ def _disks(home: Path, engine_root: str) -> tuple[Disk, ...]:
     return tuple(found)
 
 
+def closed_to_others(path: Path) -> int:
+    """The bits of a mode that nobody but root has with one of the home's files."""
+    return 0o077 if path.name == RECORD else 0o022
+
+
 def _open_paths(home: Path) -> dict[str, int]:
     """What is more open than the shim makes it. A record tells what a job is and who may log in."""
-    wanted = [(home, 0o022), (home / "runners", 0o022), (home / "upgrade.json", 0o022)]
-    wanted += [(path, 0o077) for path in home.glob("runners/*/task.json")]
+    wanted = [home, home / "runners", home / "upgrade.json", *home.glob(f"runners/*/{RECORD}")]
     found = {}
-    for path, mask in wanted:
+    for path in wanted:
         try:
             status = path.lstat()
         except OSError:
             continue
-        if not stat.S_ISLNK(status.st_mode) and status.st_mode & mask:
+        if not stat.S_ISLNK(status.st_mode) and status.st_mode & closed_to_others(path):
             found[str(path)] = stat.S_IMODE(status.st_mode)
     return found
 

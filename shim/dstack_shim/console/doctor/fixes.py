@@ -15,9 +15,10 @@ from pathlib import Path
 from dstack_shim_contracts.api import TaskConfig, VolumeInfo
 from dstack_shim_contracts.record import TaskRecord
 
-from dstack_shim.console.doctor.facts import Facts, at_once
+from dstack_shim.console.doctor.facts import Facts, closed_to_others
 from dstack_shim.console.doctor.findings import Check, Cure, Fix
 from dstack_shim.console.text import shown
+from dstack_shim.doctor import at_once
 from dstack_shim.engine.protocol import Engine
 from dstack_shim.errors import HomeLocked, ShimError
 from dstack_shim.home import lock_home
@@ -85,11 +86,10 @@ async def _carry_out(fix: Fix, facts: Facts, engine: Engine) -> None:
 
 
 def _close(path: Path) -> None:
-    mask = 0o077 if path.name == "task.json" else 0o022
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags)
     try:
-        os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~mask)
+        os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~closed_to_others(path))
     finally:
         os.close(fd)
 
