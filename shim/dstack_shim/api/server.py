@@ -24,6 +24,7 @@ from dstack_shim.errors import StartupError
 
 HOST = "127.0.0.1"
 _BACKLOG = 1024
+_GOODBYE = (b"connection", b"close")
 _FIRST_WORD = 0.5  # s for a connection that was accepted to ask something
 _LOOK = 0.01  # s between looks at the connections that still answer
 
@@ -73,8 +74,11 @@ class Server:
         asyncio.get_running_loop().remove_reader(self._sock)
 
     def say_goodbye(self) -> None:
-        """Close each connection with its next answer, so that none is idle when all are closed."""
-        self._state.default_headers = [*self._state.default_headers, (b"connection", b"close")]
+        """Close each connection with its next answer, so that none is idle when all are closed.
+
+        Also part of :meth:`drain`; said once however often.
+        """
+        self._state.default_headers = [_GOODBYE]
 
     async def drain(self, limit: float) -> None:
         """Answer what is under way, for at most ``limit`` seconds, then close everything.

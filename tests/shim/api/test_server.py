@@ -198,6 +198,8 @@ async def test_a_server_that_is_about_to_go_keeps_no_connection(
         assert "connection" not in (await client.get(f"{base}/quick")).headers
         server.say_goodbye()
         assert (await client.get(f"{base}/quick")).headers["connection"] == "close"
+        server.say_goodbye()  # as a drain does that comes after it
+        assert (await client.get(f"{base}/quick")).headers["connection"] == "close"
     server.stop_accepting()
     await server.drain(1)
 
