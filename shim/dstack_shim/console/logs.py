@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 
 from dstack_shim.commands import FAILED, UNKNOWN_TASK
 from dstack_shim.console.options import lines_wanted
-from dstack_shim.console.ps import tell_problems
+from dstack_shim.console.ps import asked_for, tell_problems
 from dstack_shim.console.screen import as_json, note, screen
 from dstack_shim.console.sources import Sources, look
 from dstack_shim.console.text import shown_output
-from dstack_shim.console.view import NoSuchTask, TaskView, find, tasks_of
+from dstack_shim.console.view import TaskView
 from dstack_shim.engine.output import STDERR, Piece, read_output
 from dstack_shim.errors import ContainerNotFound, EngineError, UsageError
 from dstack_shim.settings import Invocation
@@ -32,11 +32,8 @@ def run(invocation: Invocation) -> int:
     if raw and sys.stdout.isatty():
         raise UsageError("--raw: not to a terminal; send it to a file or a pipe")
     sources = asyncio.run(look(invocation.settings))
-    try:
-        task = find(tasks_of(sources), invocation.arguments[0])
-    except NoSuchTask as error:
-        tell_problems(sources)
-        note(str(error))
+    task = asked_for(invocation.arguments[0], sources)
+    if task is None:
         return UNKNOWN_TASK
     if task.container is None:
         return _without_container(task, sources)

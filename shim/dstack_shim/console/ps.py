@@ -13,7 +13,7 @@ from dstack_shim.console.screen import Cell, Column, Screen, as_json, note, scre
 from dstack_shim.console.sources import Sources, look
 from dstack_shim.console.text import Keep, one_line
 from dstack_shim.console.times import age, rfc3339
-from dstack_shim.console.view import TaskView, plan_of, short_ids, tasks_of
+from dstack_shim.console.view import NoSuchTask, TaskView, find, plan_of, short_ids, tasks_of
 from dstack_shim.settings import Invocation
 
 COLUMNS = (
@@ -63,6 +63,16 @@ def tell_problems(sources: Sources) -> None:
         note(problem)
     for note_text in notes(sources):
         note(note_text)
+
+
+def asked_for(word: str, sources: Sources) -> TaskView | None:
+    """The task that goes by ``word``; None, once it is said why, if no single one does."""
+    try:
+        return find(tasks_of(sources), word)
+    except NoSuchTask as error:
+        tell_problems(sources)
+        note(str(error))
+        return None
 
 
 def notes(sources: Sources) -> tuple[str, ...]:

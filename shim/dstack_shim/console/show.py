@@ -10,11 +10,11 @@ import attrs
 from dstack_shim_contracts.api import TaskConfig
 
 from dstack_shim.commands import UNKNOWN_TASK
-from dstack_shim.console.ps import STYLES, task_document, tell_problems
-from dstack_shim.console.screen import Cell, as_json, note, percent, screen, size
+from dstack_shim.console.ps import STYLES, asked_for, task_document, tell_problems
+from dstack_shim.console.screen import Cell, as_json, percent, screen, size
 from dstack_shim.console.sources import Sources, details_of, look
 from dstack_shim.console.times import rfc3339, told
-from dstack_shim.console.view import NoSuchTask, TaskView, find, tasks_of
+from dstack_shim.console.view import TaskView
 from dstack_shim.engine.protocol import ContainerDetails
 from dstack_shim.settings import Invocation
 
@@ -24,11 +24,8 @@ Fact = tuple[str, Cell]
 def run(invocation: Invocation) -> int:
     """Tell about one task."""
     sources = asyncio.run(look(invocation.settings))
-    try:
-        task = find(tasks_of(sources), invocation.arguments[0])
-    except NoSuchTask as error:
-        tell_problems(sources)
-        note(str(error))
+    task = asked_for(invocation.arguments[0], sources)
+    if task is None:
         return UNKNOWN_TASK
     details = None if task.container is None else details_of(task.container.id)
     if invocation.json:
