@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from dstack_shim_contracts import schemas
 
+from tools.generated import write_or_check
+
 TARGET: Final = Path(__file__).resolve().parent.parent / "contracts" / "openapi.json"
 
 JSON: Final = "application/json"
@@ -41,12 +43,7 @@ TASK_ID: Final = {
 
 def main() -> None:
     """Write the file, or with ``--check`` tell whether it is current."""
-    text = render()
-    if "--check" in sys.argv[1:]:
-        if not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text:
-            sys.exit(f"{TARGET} is out of date: run {Path(__file__).name}")
-        return
-    TARGET.write_text(text, encoding="utf-8")
+    sys.exit(write_or_check(TARGET, render(), sys.argv[1:], "tools.openapi"))
 
 
 def render() -> str:

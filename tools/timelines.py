@@ -7,10 +7,11 @@ Drawn by hand, in a few shapes, so that it needs no library and reads the same i
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+from tools.generated import write_or_check
 
 PICTURE = Path(__file__).parents[1] / "docs" / "timelines.svg"
 WIDTH, ROW, LEFT = 860, 34, 150
@@ -41,16 +42,7 @@ AFTER: tuple[Line, ...] = (
 
 def main(arguments: list[str]) -> int:
     """Write the picture, or tell whether it is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    picture = draw()
-    if not parser.parse_args(arguments).check:
-        PICTURE.write_text(picture, "utf-8")
-        return 0
-    if PICTURE.exists() and PICTURE.read_text("utf-8") == picture:
-        return 0
-    print(f"{PICTURE.name} is not up to date: run python -m tools.timelines", file=sys.stderr)
-    return 1
+    return write_or_check(PICTURE, draw(), arguments, "tools.timelines")
 
 
 def draw() -> str:
