@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conformance.engine import Request
+from tests.lab.beside import repeating
 
 TOKEN = "Zq7conformanceK"
 
@@ -118,16 +119,5 @@ class Watch:
 @contextmanager
 def watching(watch: Watch, every: float = 0.1) -> Iterator[Watch]:
     """Look again and again, beside the cases."""
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(every):
-            watch.look()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with repeating(watch.look, every):
         yield watch
-    finally:
-        over.set()
-        thread.join()

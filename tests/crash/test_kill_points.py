@@ -34,28 +34,26 @@ class Tally:
         assert bad == []
 
 
-@pytest.fixture(scope="module")
-def kills(evidence: Evidence) -> Iterator[Tally]:
+def counted(kind: str, evidence: Evidence) -> Iterator[Tally]:
     tally = Tally()
     yield tally
-    counts = {"kill_points": tally.tried, "census_violations": tally.census_violations}
-    evidence.write("kill_points", **counts)
+    counts = {kind: tally.tried, "census_violations": tally.census_violations}
+    evidence.write(kind, **counts)
+
+
+@pytest.fixture(scope="module")
+def kills(evidence: Evidence) -> Iterator[Tally]:
+    yield from counted("kill_points", evidence)
 
 
 @pytest.fixture(scope="module")
 def starts(evidence: Evidence) -> Iterator[Tally]:
-    tally = Tally()
-    yield tally
-    counts = {"start_points": tally.tried, "census_violations": tally.census_violations}
-    evidence.write("start_points", **counts)
+    yield from counted("start_points", evidence)
 
 
 @pytest.fixture(scope="module")
 def refusals(evidence: Evidence) -> Iterator[Tally]:
-    tally = Tally()
-    yield tally
-    counts = {"refusals": tally.tried, "census_violations": tally.census_violations}
-    evidence.write("refusals", **counts)
+    yield from counted("refusals", evidence)
 
 
 @pytest.fixture(scope="module")

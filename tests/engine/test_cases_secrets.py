@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from dstack_shim_contracts.statuses import TaskStatus
 
 from dstack_shim.engine.protocol import Credentials
 from tests.eventually import eventually
+from tests.lab.beside import repeating
 from tests.lab.census import Census
 from tests.lab.host import Host, public_key
 from tests.lab.images import RUNS_ON, Images
@@ -70,19 +70,11 @@ class Watch:
 
 @contextmanager
 def watching(home: Path) -> Iterator[Watch]:
-    watch, over = Watch(home), threading.Event()
-
-    def run() -> None:
-        while not over.wait(0.05):
-            watch.look()
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    watch = Watch(home)
     try:
-        yield watch
+        with repeating(watch.look, every=0.05):
+            yield watch
     finally:
-        over.set()
-        thread.join()
         watch.look()
 
 

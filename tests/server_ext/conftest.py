@@ -19,6 +19,12 @@ def nothing_reported_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_reported", set())
 
 
+@pytest.fixture
+def all_levels(caplog: pytest.LogCaptureFixture) -> None:
+    """For who reads what is logged of things that go well."""
+    caplog.set_level("INFO", logger="dstack.plugins.shim_restart")
+
+
 @pytest.fixture(autouse=True)
 def records_end_with_the_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorder]]:
     """Every record that a test starts, told to end when the test does."""

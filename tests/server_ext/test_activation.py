@@ -8,12 +8,9 @@ from dstack_shim_server import activation, patches, shapes
 from dstack_shim_server.patches import Patches
 from tests.server_ext.servers import ALLOW, Server, answers, fresh
 
+pytestmark = pytest.mark.usefixtures("all_levels")
+
 MODE = "DSTACK_SHIM_RESTART_MODE"
-
-
-@pytest.fixture(autouse=True)
-def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="dstack.plugins.shim_restart")
 
 
 @pytest.fixture

@@ -23,14 +23,11 @@ from tests.server_ext.records import (
     see,
 )
 
+pytestmark = pytest.mark.usefixtures("all_levels")
+
 RESTARTS = "SELECT * FROM shim_restart_restarts ORDER BY requested_at, id"
 STOPS = "SELECT version, why FROM shim_restart_stops WHERE lifted_at IS NULL"
 RUNS, ENDED = (("job-1", "running"),), (("job-1", "terminated"),)
-
-
-@pytest.fixture(autouse=True)
-def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="dstack.plugins.shim_restart")
 
 
 def back(box: str = "box", **more: Any) -> Observation:

@@ -22,7 +22,8 @@ from tests.server_ext.servers import (
     tasks,
 )
 
-LOG = "dstack.plugins.shim_restart"
+pytestmark = pytest.mark.usefixtures("all_levels")
+
 OBSERVE = {**ALLOW, "DSTACK_SHIM_RESTART_MODE": "observe"}
 OFF = {"DSTACK_SHIM_RESTART_MODE": "off"}
 
@@ -39,11 +40,6 @@ def loaded(environment: dict[str, str] = ALLOW, *, running_is_safe: bool = False
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     prefix = "shim_restart: instance box: "
     return [line.removeprefix(prefix) for line in caplog.messages if line.startswith(prefix)]
-
-
-@pytest.fixture(autouse=True)
-def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger=LOG)
 
 
 # Enforcing ---------------------------------------------------------------------------------------

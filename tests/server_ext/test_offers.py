@@ -14,6 +14,8 @@ from tests.server_ext.databases import Database
 from tests.server_ext.servers import answers, components, healthcheck, tasks
 from tests.server_ext.test_rollout import Fleet, ready, said
 
+pytestmark = pytest.mark.usefixtures("all_levels")
+
 INSTALL = "/api/components/install"
 SHA = "ab" * 32
 URL = "https://shims.example/{version}/{arch}"
@@ -29,11 +31,6 @@ OURS = {
 @pytest.fixture
 def keepers(records_end_with_the_test: list[Recorder]) -> list[Recorder]:
     return records_end_with_the_test
-
-
-@pytest.fixture(autouse=True)
-def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="dstack.plugins.shim_restart")
 
 
 def fleet_wanting(database: Database, stock: str | None = None, **choices: str) -> Fleet:

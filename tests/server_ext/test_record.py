@@ -38,12 +38,9 @@ from tests.server_ext.records import (
     see,
 )
 
+pytestmark = pytest.mark.usefixtures("all_levels")
+
 INSTANCES = "SELECT * FROM shim_restart_instances ORDER BY name"
-
-
-@pytest.fixture(autouse=True)
-def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="dstack.plugins.shim_restart")
 
 
 # Tables ------------------------------------------------------------------------------------------

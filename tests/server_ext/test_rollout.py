@@ -14,6 +14,8 @@ from tests.server_ext.databases import Database
 from tests.server_ext.records import outcomes
 from tests.server_ext.servers import Server, answers, components, healthcheck, tasks
 
+pytestmark = pytest.mark.usefixtures("all_levels")
+
 KEEPS = ["persisted-state"]
 SHUTDOWN = "POST /api/shutdown"
 INSTANCES = "SELECT * FROM shim_restart_instances ORDER BY name"
@@ -58,11 +60,6 @@ def keepers(records_end_with_the_test: list[Recorder]) -> list[Recorder]:
 def ready(keepers: list[Recorder]) -> Recorder:
     eventually(lambda: not keepers[-1].trouble)
     return keepers[-1]
-
-
-@pytest.fixture(autouse=True)
-def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="dstack.plugins.shim_restart")
 
 
 def said(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
